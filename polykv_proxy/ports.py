@@ -1,0 +1,73 @@
+"""Protocols between rooms: what one room needs of another, with no code of either.
+
+Law: types and Protocols only; imports `errors` and `core`, nothing else of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+Header: TypeAlias = tuple[bytes, bytes]
+"""One header field as it came: name in any case, value without surrounding white space."""
+
+
+@dataclass(frozen=True, slots=True)
+class RelayRequest:
+    """A request on a generating route, read whole. `target` is the raw request target, `body` the decoded body bytes."""
+
+    method: bytes
+    target: bytes
+    headers: Sequence[Header]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """An answer of ours in place of the engine's."""
+
+    status: int
+    body: bytes
+    headers: Sequence[Header] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How the relay sends a request that named a pool or a session.
+
+    `engine_headers` are added to the relayed request. `reply_headers` is called once with the engine's status and headers and
+    returns the headers that the client sees added (the relay itself removes `x-polykv-*`). `done` is called exactly once, when the
+    HTTP exchange is over for whatever reason; books close on the engine's events, not here.
+    """
+
+    engine_headers: Sequence[Header]
+    reply_headers: Callable[[int, Sequence[Header]], Sequence[Header]]
+    done: Callable[[], None]
+
+
+class RequestGate(Protocol):
+    """What the relay asks about requests on generating routes."""
+
+    def concerns(self, request: RelayRequest) -> bool:
+        """One scan of raw bytes: does this request name a pool or session, or does a default apply? Never parses JSON."""
+
+    def plan(self, request: RelayRequest) -> Awaitable[Plan | Refusal]:
+        """Decide a request for which `concerns` said yes. May wait (rebuild of a pool); cancelled when the client leaves."""
+
+
+class Clock(Protocol):
+    """Time. `monotonic` in seconds for durations, `wall` as Unix seconds for stamps."""
+
+    def monotonic(self) -> float: ...
+    def wall(self) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where the engine listens: a unix socket path, or host and port."""
+
+    uds: str | None = None
+    host: str = "127.0.0.1"
+    port: int = 0
+    headers: Sequence[Header] = field(default=())

