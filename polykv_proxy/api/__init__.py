@@ -1,0 +1,1 @@
+"""The public HTTP surface: the relay below ASGI, and our own routes."""

@@ -1,0 +1,387 @@
+"""One request and its reply: the pump between a client connection and an engine connection.
+
+Law: runs in protocol callbacks of one loop. It answers to two connections and ends exactly once, by one of: reply complete, refused,
+client gone, engine lost, cut. An exchange takes uvicorn's place of a request cycle, so it carries that interface (`response_complete`,
+`keep_alive`, `disconnected`, `message_event`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from polykv_proxy.api.relay import heads
+from polykv_proxy.api.relay.heads import BadHeadError, Framing
+from polykv_proxy.api.relay.sse import SseTail, error_event
+from polykv_proxy.api.relay.targets import decoded_path
+from polykv_proxy.errors import ApiError
+from polykv_proxy.ports import Header, Plan, Refusal, RelayRequest
+
+if TYPE_CHECKING:
+    from polykv_proxy.api.relay.protocol import RelayProtocol
+    from polykv_proxy.api.relay.upstream import Upstream
+
+_log = logging.getLogger(__name__)
+_REPEATABLE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+_NO_LENGTH = frozenset({204, 304})
+
+
+class _Nobody:
+    """Stands where uvicorn keeps the event that wakes an ASGI task; an exchange has none."""
+
+    def set(self) -> None: ...
+
+
+class Exchange:
+    """A relayed request. Made when its head is parsed, started when its turn on the connection comes."""
+
+    message_event = _Nobody()
+
+    def __init__(
+        self,
+        client: RelayProtocol,
+        method: bytes,
+        target: bytes,
+        headers: list[Header],
+        framing: Framing,
+        *,
+        http10: bool = False,
+        keep_alive: bool = True,
+        expects: bool = False,
+        gated: bool = False,
+        refuse: ApiError | None = None,
+    ) -> None:
+        self.client = client
+        self.relay = client.relay
+        self.method = method
+        self.target = target
+        self.headers = headers
+        self.framing = framing
+        self.keep_alive = keep_alive
+        self.more_body = True
+        self.response_complete = False
+        self.disconnected = False
+        self.running = False
+        self._http10 = http10
+        self._expects = expects
+        self._gated = gated and self.relay.gate is not None
+        self._refuse = refuse
+        self._buffer = bytearray()
+        self._sent_body = False
+        self._out: list[bytes] = []
+        self._upstream: Upstream | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._plan: Plan | None = None
+        self._retried = False
+        self._head_sent = False
+        self._chunked = False
+        self._bodiless = False
+        self._sse: SseTail | None = None
+
+    # the client's side
+
+    def start(self) -> None:
+        """Its turn on the client connection has come."""
+        refuse = self._refuse or self.relay.refusal
+        if refuse is not None:
+            self.refuse(refuse)
+            return
+        self.running = True
+        self.relay.enter(self)
+        if self._expects and self.more_body:
+            self.client.transport.write(heads.CONTINUE)
+        if not self._gated:
+            self._acquire()
+        elif not self.more_body:
+            self._ask_gate()
+
+    def feed(self, data: bytes) -> None:
+        """Bytes of the request's body, without their framing."""
+        if self.response_complete:
+            return
+        if self._upstream is not None:
+            self._upstream.write(heads.chunk(data) if self.framing.chunked else data)
+            return
+        self._buffer += data
+        if not self._gated:
+            if len(self._buffer) >= self.relay.limits.buffered:
+                self.client.flow.pause_reading()
+        elif len(self._buffer) > self.relay.limits.scanned_body:
+            self._too_large()
+
+    def feed_end(self) -> None:
+        """The request is complete."""
+        self.more_body = False
+        if self.response_complete:
+            return
+        if self._upstream is not None:
+            if self.framing.chunked:
+                self._upstream.write(heads.LAST_CHUNK)
+        elif self._gated and self.running:
+            self._ask_gate()
+
+    def client_gone(self) -> None:
+        """The client left: the engine's connection is closed at once, whatever it is doing."""
+        self.disconnected = True
+        self._end()
+
+    def client_writable(self, ok: bool) -> None:
+        """Back-pressure of the client connection."""
+        if self._upstream is not None:
+            if ok:
+                self._upstream.resume()
+            else:
+                self._upstream.pause()
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer in place of the engine."""
+        self._answer(error.status, error.headers(), error.body())
+
+    def cut(self, error: ApiError) -> None:
+        """End now although the engine goes on."""
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.abort()
+        self._broken(error)
+
+    # the gate
+
+    def _ask_gate(self) -> None:
+        request = RelayRequest(self.method, self.target, self.headers, bytes(self._buffer))
+        self.framing = Framing(length=len(self._buffer))
+        gate = self.relay.gate
+        try:
+            concerned = gate is not None and gate.concerns(request)
+        except Exception:
+            _log.exception("the scan of a request failed; it is relayed as it came")
+            concerned = False
+        if concerned:
+            self._task = self.client.loop.create_task(self._decide(request))
+        else:
+            self._acquire()
+
+    async def _decide(self, request: RelayRequest) -> None:
+        gate = self.relay.gate
+        assert gate is not None
+        try:
+            outcome = await gate.plan(request)
+        except ApiError as error:
+            self.refuse(error)
+            return
+        except Exception:
+            _log.exception("no decision about a request")
+            self.refuse(
+                ApiError("internal_error", "The proxy failed while it decided about this request; its log has the details.")
+            )
+            return
+        if isinstance(outcome, Refusal):
+            self._answer(outcome.status, outcome.headers, outcome.body)
+            return
+        self._plan = outcome
+        refuse = self.relay.pool.refusal
+        if refuse is not None:
+            self.refuse(refuse)
+        else:
+            await self._connect_or_take()
+
+    # the engine's side: request
+
+    def _acquire(self) -> None:
+        upstream = self.relay.pool.take(repeatable=self._repeatable)
+        if upstream is not None:
+            self._send(upstream)
+        else:
+            self._task = self.client.loop.create_task(self._connect())
+
+    async def _connect_or_take(self) -> None:
+        upstream = self.relay.pool.take(repeatable=False)
+        if upstream is not None:
+            self._send(upstream)
+        else:
+            await self._connect()
+
+    async def _connect(self) -> None:
+        try:
+            upstream = await self.relay.pool.connect()
+        except OSError as error:
+            self.refuse(self.relay.pool.refusal or _away(f"The engine does not answer ({error.strerror or error})."))
+            return
+        if self.response_complete:
+            upstream.abort()
+        else:
+            self._send(upstream)
+
+    @property
+    def _repeatable(self) -> bool:
+        return self.method in _REPEATABLE and not self.more_body and not self._buffer
+
+    def _send(self, upstream: Upstream) -> None:
+        self._task = None
+        self._upstream = upstream
+        extra = self._plan.engine_headers if self._plan is not None else ()
+        head = heads.request_head(self.method, self.target, self.headers, self.framing, extra)
+        upstream.began = False
+        upstream.begin(self, head + self._take_buffer(), head_only=self.method == b"HEAD")
+        if self.client.flow.write_paused:
+            upstream.pause()
+        if upstream.writable:
+            self.client.flow.resume_reading()
+
+    def _take_buffer(self) -> bytes:
+        body = bytes(self._buffer)
+        if not (self._repeatable or self._gated):
+            self._buffer.clear()
+        if not self.framing.chunked:
+            return body
+        return (heads.chunk(body) if body else b"") + (b"" if self.more_body else heads.LAST_CHUNK)
+
+    def upstream_writable(self, ok: bool) -> None:
+        """Back-pressure of the engine connection."""
+        if self.more_body:
+            if ok:
+                self.client.flow.resume_reading()
+            else:
+                self.client.flow.pause_reading()
+
+    # the engine's side: reply
+
+    def upstream_head(self, status: int, reason: bytes, headers: list[Header], framing: Framing, *, bodiless: bool) -> None:
+        """The reply's head: made anew for this client."""
+        self._bodiless = bodiless
+        self._chunked = not bodiless and framing.length is None and not self._http10
+        self.keep_alive = self.keep_alive and (bodiless or framing.length is not None or self._chunked)
+        extra = self._plan.reply_headers(status, headers) if self._plan is not None else ()
+        keep_length = framing.length is not None and not framing.chunked and status != 204
+        try:
+            head = heads.reply_head(
+                status, reason, headers, keep_length=keep_length, chunked=self._chunked, close=not self.keep_alive, extra=extra
+            )
+        except BadHeadError as error:
+            self.cut(ApiError("engine_protocol", f"The engine's reply cannot be relayed: {error}."))
+            return
+        if status == 200 and not bodiless and framing.length is None:
+            self._sse = _sse_of(headers)
+        self._out.append(head)
+        self._head_sent = True
+
+    def upstream_body(self, data: bytes) -> None:
+        """Bytes of the reply's body."""
+        if self._bodiless:
+            return
+        if self._sse is not None:
+            data = self._sse.feed(data)
+        if data:
+            self._out.append(heads.chunk(data) if self._chunked else data)
+
+    def upstream_flush(self) -> None:
+        """Everything of one read goes to the client in one write."""
+        if self._out:
+            out, self._out = self._out, []
+            self.client.transport.write(out[0] if len(out) == 1 else b"".join(out))
+
+    def upstream_complete(self, *, keep: bool) -> None:
+        """The reply is whole."""
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            if keep and not self.more_body:
+                self.relay.pool.release(upstream)
+            else:
+                upstream.abort()
+        self._end_body(self._sse.end() if self._sse is not None else b"")
+
+    def upstream_lost(self, why: str) -> None:
+        """The engine connection ended before the reply did.
+
+        1. Nothing of a reply seen on a kept connection and the request may be repeated: once more, on a new connection.
+        2. No head sent: 503. 3. An event stream: one error event. 4. Anything else: the client connection is cut.
+        """
+        upstream, self._upstream = self._upstream, None
+        reused = upstream is not None and upstream.n_served > 0 and not upstream.began
+        if reused and self._repeatable and not self._retried:
+            self._retried = True
+            self._task = self.client.loop.create_task(self._connect())
+            return
+        self._broken(self.relay.pool.refusal or _away(f"{why[0].upper()}{why[1:]} before the answer was complete."))
+
+    def _broken(self, error: ApiError) -> None:
+        if not self._head_sent:
+            self.refuse(error)
+        elif self._sse is not None:
+            event = error_event(
+                decoded_path(self.target), "engine_lost" if error.code != "draining" else error.code, error.kind.type, error.message
+            )
+            self._end_body(self._sse.cut(event))
+        else:
+            self.upstream_flush()
+            self.keep_alive = False
+            self._close()
+
+    # the end
+
+    def _too_large(self) -> None:
+        limit = self.relay.limits.scanned_body
+        self.keep_alive = False
+        self.refuse(
+            ApiError(
+                "body_too_large", f"The body is larger than the {limit} bytes that this route takes. Send less, or raise the limit."
+            )
+        )
+
+    def _answer(self, status: int, headers: object, body: bytes) -> None:
+        if self.response_complete:
+            return
+        if self.more_body and self._expects:
+            self.keep_alive = False
+        self.client.transport.write(
+            heads.answer(status, list(headers), body, head_only=self.method == b"HEAD", close=not self.keep_alive)  # type: ignore[call-overload]
+        )
+        self._close()
+
+    def _end_body(self, data: bytes) -> None:
+        if data:
+            self._out.append(heads.chunk(data) if self._chunked else data)
+        if self._chunked:
+            self._out.append(heads.LAST_CHUNK)
+        self.upstream_flush()
+        self._close()
+
+    def _close(self) -> None:
+        if self.response_complete:
+            return
+        self._end()
+        if not self.keep_alive:
+            self.client.transport.close()
+        self.client.on_response_complete()
+
+    def _end(self) -> None:
+        """Idempotent: lets go of the engine connection, the task and the plan."""
+        self.response_complete = True
+        upstream, self._upstream = self._upstream, None
+        if upstream is not None:
+            upstream.abort()
+        task, self._task = self._task, None
+        if task is not None and task is not asyncio.current_task(self.client.loop):
+            task.cancel()
+        self._buffer.clear()
+        plan, self._plan = self._plan, None
+        if plan is not None:
+            plan.done()
+        if self.running:
+            self.running = False
+            self.relay.leave(self)
+
+
+def _away(message: str) -> ApiError:
+    return ApiError("engine_unavailable", message, retry_after_s=1)
+
+
+def _sse_of(headers: list[Header]) -> SseTail | None:
+    kind = b""
+    for name, value in headers:
+        lower = name.lower()
+        if lower == b"content-encoding":
+            return None
+        if lower == b"content-type":
+            kind = value.lower()
+    return SseTail() if kind.startswith(b"text/event-stream") else None

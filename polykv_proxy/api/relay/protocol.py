@@ -1,0 +1,224 @@
+"""A client connection: parses requests, decides for each who answers it, keeps replies in order.
+
+Law: an uvicorn HTTP protocol class. Requests for our own routes go through uvicorn to the ASGI application; all others become an
+`Exchange` in the place of uvicorn's request cycle, so both kinds share one pipeline on one connection.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from polykv_proxy.api.relay.exchange import Exchange
+from polykv_proxy.api.relay.heads import BadHeadError, Framing, framing_of, wants_upgrade
+from polykv_proxy.api.relay.targets import Where
+from polykv_proxy.errors import ApiError
+
+if TYPE_CHECKING:
+    from polykv_proxy.api.relay.relay import Relay
+    from polykv_proxy.ports import Header
+
+_log = logging.getLogger(__name__)
+
+
+class RelayProtocol(HttpToolsProtocol):
+    """One client connection of a server whose relay is `relay`."""
+
+    def __init__(self, *args: Any, relay: Relay, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.relay = relay
+        self.timeout_keep_alive = relay.limits.keep_alive_s  # type: ignore[assignment]
+        self._raw: list[Header] = []
+        self._target = b""
+        self._in_head = False
+        self._head_bytes = 0
+        self._dead = False
+        self._active: Exchange | None = None
+
+    # bytes in
+
+    def data_received(self, data: bytes) -> None:
+        if self._dead:
+            return
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as upgrade:
+            self._after_upgrade(data[upgrade.args[0] :])
+            return
+        except httptools.HttpParserCallbackError as error:
+            _log.error("a request could not be handled", exc_info=error.__context__ or error)
+            self._reject(ApiError("internal_error", "The proxy failed on this request; its log has the details."))
+        except httptools.HttpParserError as error:
+            self._reject(ApiError("invalid_request", f"The request is not valid HTTP: {error}."))
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > self.relay.limits.head:
+                self._reject(ApiError("header_too_large", f"The request head is larger than {self.relay.limits.head} bytes."))
+        if len(self.pipeline) >= self.relay.limits.pipelined:
+            self.flow.pause_reading()
+
+    def _after_upgrade(self, rest: bytes) -> None:
+        """The parser stops behind a request that asked for another protocol; HTTP goes on all the same."""
+        self.parser = httptools.HttpRequestParser(self)
+        if rest:
+            self.data_received(rest)
+
+    # parser callbacks
+
+    def on_message_begin(self) -> None:
+        self._raw = []
+        self._target = b""
+        self._in_head = True
+        self._head_bytes = 0
+
+    def on_url(self, url: bytes) -> None:
+        self._target += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:
+            self._raw.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        method = self.parser.get_method()
+        upgrade = self.parser.should_upgrade()
+        if upgrade and (refusal := _upgrade_refusal(method, self._raw)) is not None:
+            self._enqueue(self._exchange(method, Framing(), refuse=refusal))
+            return
+        where = self.relay.routes.where(method, self._target)
+        if where is Where.OWN:
+            self._to_app()
+            return
+        try:
+            framing = framing_of(self._raw)
+            if framing.chunked and self.parser.get_http_version() == "1.0":
+                raise BadHeadError("HTTP/1.0 has no chunked bodies")
+        except BadHeadError as error:
+            exchange = self._exchange(
+                method, Framing(), refuse=ApiError("invalid_request", f"The request is not valid HTTP: {error}.")
+            )
+            exchange.keep_alive = False
+            self._enqueue(exchange)
+            return
+        refuse = _NOT_FOUND if where is Where.PRIVATE else None
+        self._enqueue(self._exchange(method, framing, gated=where is Where.GENERATE, refuse=refuse))
+
+    def on_body(self, body: bytes) -> None:
+        if isinstance(self.cycle, Exchange):
+            self.cycle.feed(body)
+        else:
+            super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if isinstance(self.cycle, Exchange):
+            self.cycle.feed_end()
+        else:
+            super().on_message_complete()
+
+    # who answers
+
+    def _exchange(self, method: bytes, framing: Framing, *, gated: bool = False, refuse: ApiError | None = None) -> Exchange:
+        http10 = self.parser.get_http_version() == "1.0"
+        expects = any(name.lower() == b"expect" and value.lower() == b"100-continue" for name, value in self._raw)
+        return Exchange(
+            self,
+            method,
+            self._target,
+            self._raw,
+            framing,
+            http10=http10,
+            keep_alive=not http10 and self.parser.should_keep_alive(),
+            expects=expects and not http10,
+            gated=gated,
+            refuse=refuse,
+        )
+
+    def _to_app(self) -> None:
+        super().on_message_begin()
+        self.url = self._target
+        for name, value in self._raw:
+            super().on_header(name, value)
+        super().on_headers_complete()
+
+    def _enqueue(self, exchange: Exchange) -> None:
+        waiting = self.cycle is not None and not self.cycle.response_complete
+        self.cycle = exchange  # type: ignore[assignment]
+        if waiting:
+            self.pipeline.appendleft((exchange, self.app))  # type: ignore[arg-type]
+        else:
+            self._start(exchange)
+
+    def _start(self, exchange: Exchange) -> None:
+        self._active = exchange
+        exchange.start()
+
+    def _start_asgi_task(self, cycle: Any, app: Any) -> None:
+        if isinstance(cycle, Exchange):
+            self._start(cycle)
+        else:
+            self._active = None
+            super()._start_asgi_task(cycle, app)
+
+    def _reject(self, error: ApiError) -> None:
+        """Bytes that are no HTTP: the request they spoil is refused, whatever came before it is answered first, then we close."""
+        if self._dead:
+            return
+        self._dead = True
+        broken = self.cycle
+        if not self._in_head and isinstance(broken, Exchange) and broken.more_body and not broken.response_complete:
+            broken.keep_alive = False
+            broken.cut(error)
+            return
+        exchange = Exchange(self, b"", b"", [], Framing(), keep_alive=False, refuse=error)
+        self._enqueue(exchange)
+
+    # uvicorn's protocol interface
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._dead = True
+        self._client_gone()
+
+    def eof_received(self) -> None:
+        """A client that closes its side has left: the engine must know at once, even if our last bytes are still unread."""
+        if self._active is not None and not self._active.response_complete:
+            self._client_gone()
+            self.transport.abort()
+
+    def _client_gone(self) -> None:
+        for exchange in [self._active, *(cycle for cycle, _ in self.pipeline)]:
+            if isinstance(exchange, Exchange) and not exchange.response_complete:
+                exchange.client_gone()
+        self.pipeline.clear()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        if self._active is not None:
+            self._active.client_writable(False)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._active is not None:
+            self._active.client_writable(True)
+
+    def shutdown(self) -> None:
+        """The server is closing: idle connections end now, the others after their reply."""
+        super().shutdown()
+
+
+_NOT_FOUND = ApiError("not_found", "File Not Found")
+
+
+def _upgrade_refusal(method: bytes, headers: list[Header]) -> ApiError | None:
+    """Requests that cannot be answered in plain HTTP: a websocket handshake, a tunnel. Other upgrades are offers, and are declined."""
+    if method == b"CONNECT":
+        return ApiError("method_not_allowed", "CONNECT is not served here.")
+    if wants_upgrade(headers) == b"websocket":
+        return ApiError(
+            "upgrade_refused", 'Websockets are not served here: send the same request by plain HTTP POST, with "stream": true.'
+        )
+    return None

@@ -1,0 +1,79 @@
+"""What all client connections share: routes, the engine's door, the gate, limits, and the exchanges in flight.
+
+Law: no bytes pass here. Draining is decided here and carried out by the exchanges.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from polykv_proxy.api.relay.targets import Routes
+from polykv_proxy.api.relay.upstream_pool import UpstreamPool
+from polykv_proxy.errors import ApiError
+from polykv_proxy.ports import RequestGate
+
+if TYPE_CHECKING:
+    from polykv_proxy.api.relay.exchange import Exchange
+
+
+@dataclass(frozen=True, slots=True)
+class RelayLimits:
+    """Bounds in bytes and seconds."""
+
+    scanned_body: int = 64 * 1024 * 1024
+    """Largest body of a generating route while a gate is installed; none elsewhere."""
+    head: int = 64 * 1024
+    """Largest request line plus fields."""
+    buffered: int = 64 * 1024
+    """Bytes of one request kept for an engine that is not ready for them before the client is made to wait."""
+    pipelined: int = 8
+    """Requests read ahead on one connection."""
+    keep_alive_s: float = 75.0
+    """How long an idle client connection is kept."""
+
+
+class Relay:
+    """One relay. `gate` may be set or removed at any time between requests; None pumps everything straight through."""
+
+    def __init__(self, pool: UpstreamPool, *, routes: Routes | None = None, limits: RelayLimits | None = None) -> None:
+        self.pool = pool
+        self.routes = routes or Routes()
+        self.limits = limits or RelayLimits()
+        self.gate: RequestGate | None = None
+        self.running: set[Exchange] = set()
+        self.n_relayed = 0
+        self._draining: ApiError | None = None
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @property
+    def refusal(self) -> ApiError | None:
+        """Why new requests are refused now; None while they are welcome."""
+        return self._draining or self.pool.refusal
+
+    def enter(self, exchange: Exchange) -> None:
+        """An exchange begins."""
+        self.running.add(exchange)
+        self.n_relayed += 1
+        self._idle.clear()
+
+    def leave(self, exchange: Exchange) -> None:
+        """An exchange is over, for whatever reason."""
+        self.running.discard(exchange)
+        if not self.running:
+            self._idle.set()
+
+    def drain(self, retry_after_s: float = 5.0) -> None:
+        """Refuse new requests from now on; those in flight go on."""
+        self._draining = ApiError("draining", "The proxy is shutting down.", retry_after_s=retry_after_s)
+
+    async def drained(self) -> None:
+        """Wait until nothing is in flight."""
+        await self._idle.wait()
+
+    def cut(self, code: str, message: str) -> None:
+        """End what is still in flight: event streams with one error event, requests without a reply with a 503, the rest by closing."""
+        for exchange in list(self.running):
+            exchange.cut(ApiError(code, message, retry_after_s=5))

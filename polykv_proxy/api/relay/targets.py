@@ -1,0 +1,72 @@
+"""Where a request target belongs: to the engine, to us, or to nobody.
+
+Law: pure; bytes in, one of four names out. The engine percent-decodes paths before it routes, so every decision here is made on the
+decoded path.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from enum import Enum
+from urllib.parse import unquote_to_bytes
+
+_GENERATING = (
+    b"/completion",
+    b"/completions",
+    b"/v1/completions",
+    b"/chat/completions",
+    b"/v1/chat/completions",
+    b"/responses",
+    b"/v1/responses",
+    b"/v1/messages",
+    b"/infill",
+)
+_UNICODE_ESCAPE = re.compile(rb"%[uU]([0-9A-Fa-f]{4})")
+
+
+class Where(Enum):
+    """Who answers a request."""
+
+    ENGINE = "engine"
+    """Relayed as it came."""
+    GENERATE = "generate"
+    """Relayed, after the gate was asked."""
+    OWN = "own"
+    """Ours: goes to the ASGI application."""
+    PRIVATE = "private"
+    """The engine's private verbs: nobody's from here."""
+
+
+@dataclass(frozen=True, slots=True)
+class Routes:
+    """The routing table. `api_prefix` is the engine's `--api-prefix`; `own_exact` lists engine paths whose answer we extend."""
+
+    api_prefix: bytes = b""
+    own_prefixes: tuple[bytes, ...] = (b"/polykv", b"/gpu")
+    own_exact: frozenset[bytes] = frozenset()
+    generating: frozenset[bytes] = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "generating", frozenset(self.api_prefix + path for path in _GENERATING))
+
+    def where(self, method: bytes, target: bytes) -> Where:
+        """1. a path with a segment `_polykv` is private; 2. own paths; 3. POST on a generating path; 4. the engine's."""
+        path = decoded_path(target)
+        if b"_polykv" in path and b"_polykv" in path.split(b"/"):
+            return Where.PRIVATE
+        if path in self.own_exact or any(path == own or path.startswith(own + b"/") for own in self.own_prefixes):
+            return Where.OWN
+        if method == b"POST" and path in self.generating:
+            return Where.GENERATE
+        return Where.ENGINE
+
+
+def decoded_path(target: bytes) -> bytes:
+    """The path of a request target, percent-decoded once as the engine does it (`%uXXXX` included), without query or authority."""
+    path = target.split(b"?", 1)[0]
+    if not path.startswith(b"/") and b"://" in path:
+        path = b"/" + path.split(b"://", 1)[1].partition(b"/")[2]
+    if b"%" not in path:
+        return path
+    return unquote_to_bytes(_UNICODE_ESCAPE.sub(lambda m: chr(int(m[1], 16)).encode("utf-8", "replace"), path))

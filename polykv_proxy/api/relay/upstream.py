@@ -1,0 +1,228 @@
+"""One connection to the engine: writes a request, parses the reply, hands its parts to the exchange that uses it.
+
+Law: knows nothing of clients. At most one exchange uses a connection at a time; without a user any byte from the engine ends it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+import socket
+from typing import TYPE_CHECKING, Any, Protocol
+
+import httptools
+
+from polykv_proxy.api.relay.heads import BadHeadError, Framing, framing_of
+
+if TYPE_CHECKING:
+    from polykv_proxy.api.relay.upstream_pool import UpstreamPool
+    from polykv_proxy.ports import Header
+
+_BODILESS = frozenset({204, 304})
+
+
+class UpstreamUser(Protocol):
+    """What a connection tells the exchange that uses it. `upstream_flush` ends each batch of the others."""
+
+    def upstream_head(self, status: int, reason: bytes, headers: list[Header], framing: Framing, *, bodiless: bool) -> None: ...
+    def upstream_body(self, data: bytes) -> None: ...
+    def upstream_flush(self) -> None: ...
+    def upstream_complete(self, *, keep: bool) -> None: ...
+    def upstream_lost(self, why: str) -> None: ...
+    def upstream_writable(self, ok: bool) -> None: ...
+
+
+class Upstream(asyncio.Protocol):
+    """An engine connection. `n_served` counts replies; `began` is true once a byte of the current reply was seen."""
+
+    def __init__(self, pool: UpstreamPool) -> None:
+        self.pool = pool
+        self.transport: asyncio.Transport | None = None
+        self.user: UpstreamUser | None = None
+        self.idle_since = 0.0
+        self.n_served = 0
+        self.began = False
+        self.writable = True
+        self._poll: select.poll | None = None
+        self._reading_paused = False
+        self._parser: Any = httptools.HttpResponseParser(self)
+        self._head_only = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._status = 0
+        self._reason = b""
+        self._headers: list[Header] = []
+        self._in_body = False
+        self._until_close = False
+        self._complete = False
+        self._keep = False
+        self._dirty = False
+
+    # use
+
+    def begin(self, user: UpstreamUser, head: bytes, *, head_only: bool) -> None:
+        """Start an exchange: `head` is written at once; `head_only` says that the reply has no body whatever its head says (HEAD)."""
+        self.user = user
+        self.began = False
+        self._head_only = head_only
+        self._reset()
+        self.write(head)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes of the request."""
+        if self.transport is not None:
+            self.transport.write(data)
+
+    def pause(self) -> None:
+        """Stop reading the reply: the client is slower than the engine."""
+        if self.transport is not None and not self._reading_paused and not self.transport.is_closing():
+            self._reading_paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self.transport is not None and self._reading_paused:
+            self._reading_paused = False
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close now, unsent bytes dropped: the engine sees the peer leave and stops computing."""
+        self.user = None
+        if self.transport is not None:
+            self.transport.abort()
+
+    def looks_open(self) -> bool:
+        """True unless the engine has closed (or written to) this idle connection. One system call."""
+        if self.transport is None or self.transport.is_closing():
+            return False
+        if self._poll is None:
+            sock = self.transport.get_extra_info("socket")
+            self._poll = select.poll()
+            self._poll.register(sock.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0))
+        return not self._poll.poll(0)
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family != socket.AF_UNIX:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def data_received(self, data: bytes) -> None:
+        user = self.user
+        if user is None:
+            self.abort()
+            return
+        self.began = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            if not self._complete:
+                self._give_up(f"the engine's reply is not HTTP: {error or type(error).__name__}")
+                return
+            self._dirty = True
+        if self.user is not user:
+            return
+        user.upstream_flush()
+        if self._complete:
+            self._finish()
+
+    def eof_received(self) -> bool:
+        if self.user is not None and self._until_close and not self._complete:
+            self._complete = True
+            self.user.upstream_flush()
+            self._finish()
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.pool.forget(self)
+        self._parser = None
+        if self.user is not None:
+            if self._until_close and exc is None:
+                self._finish()
+            else:
+                self._give_up("the engine closed the connection")
+        self.transport = None
+
+    def pause_writing(self) -> None:
+        self.writable = False
+        if self.user is not None:
+            self.user.upstream_writable(False)
+
+    def resume_writing(self) -> None:
+        self.writable = True
+        if self.user is not None:
+            self.user.upstream_writable(True)
+
+    # parser callbacks
+
+    def on_message_begin(self) -> None:
+        if self._complete:
+            self._dirty = True
+        elif 100 <= self._status < 200:
+            self._reset()
+
+    def on_status(self, reason: bytes) -> None:
+        self._reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if not self._in_body:
+            self._headers.append((name, value))
+
+    def on_headers_complete(self) -> None:
+        if self._complete:
+            return
+        self._status = status = self._parser.get_status_code()
+        if 100 <= status < 200:
+            return
+        self._in_body = True
+        bodiless = self._head_only or status in _BODILESS
+        framing = self._framing()
+        self._until_close = not bodiless and framing.length is None and not framing.chunked
+        self._keep = self._parser.should_keep_alive() and not self._until_close
+        if self.user is not None:
+            self.user.upstream_head(status, self._reason, self._headers, framing, bodiless=bodiless)
+        if bodiless:
+            self._keep = self._keep or self._head_only and not _says_close(self._headers)
+            self._complete = True
+
+    def on_body(self, data: bytes) -> None:
+        if self._complete:
+            self._dirty = True
+        elif self.user is not None:
+            self.user.upstream_body(data)
+
+    def on_message_complete(self) -> None:
+        if self._status >= 200:
+            self._complete = True
+
+    # ends
+
+    def _framing(self) -> Framing:
+        try:
+            return framing_of(self._headers)
+        except BadHeadError:
+            return Framing(chunked=True)
+
+    def _finish(self) -> None:
+        user, self.user = self.user, None
+        self.n_served += 1
+        keep = self._keep and not self._dirty and self.transport is not None and not self.transport.is_closing()
+        if self._head_only:
+            self._parser = httptools.HttpResponseParser(self)
+        if user is not None:
+            user.upstream_complete(keep=keep)
+
+    def _give_up(self, why: str) -> None:
+        user = self.user
+        self.abort()
+        if user is not None:
+            user.upstream_lost(why)
+
+
+def _says_close(headers: list[Header]) -> bool:
+    return any(name.lower() == b"connection" and b"close" in value.lower() for name, value in headers)

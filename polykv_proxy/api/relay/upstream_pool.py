@@ -1,0 +1,164 @@
+"""The engine's door: where it is, whether it is open, and the connections kept to it.
+
+Law: a kept connection is offered only while the engine surely keeps it too (idle for less than `idle_s`, and seen open by a poll). A
+request that must not run twice gets one only if it was used a moment ago (`fresh_idle_s`), else a new one: so no request is ever sent
+into a connection that the engine is about to close for idleness.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections import deque
+from collections.abc import Callable
+
+from polykv_proxy.api.relay.upstream import Upstream
+from polykv_proxy.errors import ApiError
+from polykv_proxy.ports import EngineAddress
+
+_CONNECT_RETRY_S = 0.002
+_CONNECT_RETRIES = 500
+
+
+class UpstreamPool:
+    """Connections to one engine. Shut until `open` is called; `refusal` says why it is shut."""
+
+    def __init__(
+        self,
+        *,
+        idle_s: float = 2.0,
+        fresh_idle_s: float = 0.5,
+        max_idle: int = 32,
+        max_open: int | None = None,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        self.refusal: ApiError | None = ApiError("engine_starting", "The engine has not been started yet.", retry_after_s=2)
+        self.n_open = 0
+        self._address = EngineAddress()
+        self._idle_s = idle_s
+        self._fresh_idle_s = fresh_idle_s
+        self._max_idle = max_idle
+        self._max_open = max_open
+        self._clock = clock or (lambda: asyncio.get_running_loop().time())
+        self._idle: deque[Upstream] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._reaper: asyncio.TimerHandle | None = None
+
+    def open(self, address: EngineAddress) -> None:
+        """The engine listens at `address`. Connections to an earlier boot are dropped."""
+        self.drop_idle()
+        self._address = address
+        self.refusal = None
+
+    def shut(self, refusal: ApiError) -> None:
+        """No engine for now; new requests are answered with `refusal`. Running exchanges end by themselves."""
+        self.refusal = refusal
+        self.drop_idle()
+
+    def drop_idle(self) -> None:
+        """Close all connections that nobody uses."""
+        while self._idle:
+            self._idle.pop().abort()
+        if self._reaper is not None:
+            self._reaper.cancel()
+            self._reaper = None
+
+    @property
+    def n_idle(self) -> int:
+        """Connections kept for later."""
+        return len(self._idle)
+
+    def take(self, *, repeatable: bool) -> Upstream | None:
+        """The most recently used connection that is safe for the request, or None. `repeatable`: the request may be sent again."""
+        limit = self._idle_s if repeatable else self._fresh_idle_s
+        now = self._clock()
+        while self._idle:
+            if now - self._idle[-1].idle_since >= limit:
+                return None
+            upstream = self._idle.pop()
+            if upstream.looks_open():
+                return upstream
+            upstream.abort()
+        return None
+
+    async def connect(self) -> Upstream:
+        """A new connection. Waits in line while the limit of connections is reached. Raises OSError where nobody listens."""
+        await self._enter()
+        try:
+            return await self._connect()
+        except BaseException:
+            self._leave()
+            raise
+
+    def release(self, upstream: Upstream) -> None:
+        """Give back a connection whose reply is complete and may be followed by another."""
+        upstream.resume()
+        if self.refusal is not None or len(self._idle) >= self._max_idle or self._waiters:
+            upstream.abort()
+            return
+        upstream.idle_since = self._clock()
+        self._idle.append(upstream)
+        if self._reaper is None:
+            self._reaper = asyncio.get_running_loop().call_later(self._idle_s, self._reap)
+
+    def forget(self, upstream: Upstream) -> None:
+        """A connection is gone."""
+        with contextlib.suppress(ValueError):
+            self._idle.remove(upstream)
+        self._leave()
+
+    async def _enter(self) -> None:
+        while self._max_open is not None and self.n_open >= self._max_open:
+            if self._idle:
+                self._idle.popleft().abort()
+            waiter = asyncio.get_running_loop().create_future()
+            self._waiters.append(waiter)
+            try:
+                await waiter
+            except asyncio.CancelledError:
+                if waiter.done() and not waiter.cancelled():
+                    self._wake()
+                raise
+            finally:
+                with contextlib.suppress(ValueError):
+                    self._waiters.remove(waiter)
+        self.n_open += 1
+
+    def _leave(self) -> None:
+        self.n_open -= 1
+        self._wake()
+
+    def _wake(self) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+                return
+
+    async def _connect(self) -> Upstream:
+        loop = asyncio.get_running_loop()
+        address = self._address
+        for _ in range(_CONNECT_RETRIES):
+            upstream = Upstream(self)
+            try:
+                if address.uds is not None:
+                    await loop.create_unix_connection(lambda made=upstream: made, address.uds)  # type: ignore[misc]
+                else:
+                    await loop.create_connection(lambda made=upstream: made, address.host, address.port)  # type: ignore[misc]
+            except OSError as error:
+                # a unix socket whose accept queue is full refuses at once instead of making the caller wait
+                if error.errno != errno.EAGAIN:
+                    raise
+                await asyncio.sleep(_CONNECT_RETRY_S)
+            else:
+                return upstream
+        raise OSError(errno.EAGAIN, "the engine does not accept connections")
+
+    def _reap(self) -> None:
+        self._reaper = None
+        now = self._clock()
+        while self._idle and now - self._idle[0].idle_since >= self._idle_s:
+            self._idle.popleft().abort()
+        if self._idle:
+            wait = self._idle_s - (now - self._idle[0].idle_since)
+            self._reaper = asyncio.get_running_loop().call_later(wait, self._reap)
