@@ -1,7 +1,7 @@
 """The relay: a byte pump between clients and the engine, below ASGI.
 
-Law: it knows HTTP and nothing of pools; what it must ask, it asks a `ports.RequestGate`. It never rewrites a body. Everything runs on
-the event loop's thread, in protocol callbacks; a task exists only while a connection is being made or a gate decides.
+Law: it knows HTTP and nothing of pools; what it must ask, it asks a `ports.RequestGate`. It never rewrites a body. Everything
+runs on the event loop's thread, in protocol callbacks; a task exists only while a connection is made or a gate decides.
 """
 
 from polykv_proxy.api.relay.protocol import RelayProtocol

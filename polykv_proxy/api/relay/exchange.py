@@ -1,14 +1,15 @@
 """One request and its reply: the pump between a client connection and an engine connection.
 
-Law: runs in protocol callbacks of one loop. It answers to two connections and ends exactly once, by one of: reply complete, refused,
-client gone, engine lost, cut. An exchange takes uvicorn's place of a request cycle, so it carries that interface (`response_complete`,
-`keep_alive`, `disconnected`, `message_event`).
+Law: runs in protocol callbacks of one loop. It answers to two connections and ends exactly once, by one of: reply complete,
+refused, client gone, engine lost, cut. An exchange stands where uvicorn keeps a request cycle, so it carries that interface
+(`response_complete`, `keep_alive`, `disconnected`, `message_event`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from polykv_proxy.api.relay import heads
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _REPEATABLE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-_NO_LENGTH = frozenset({204, 304})
 
 
 class _Nobody:
@@ -50,7 +50,7 @@ class Exchange:
         keep_alive: bool = True,
         expects: bool = False,
         gated: bool = False,
-        refuse: ApiError | None = None,
+        refuse: ApiError | Refusal | None = None,
     ) -> None:
         self.client = client
         self.relay = client.relay
@@ -83,12 +83,18 @@ class Exchange:
 
     def start(self) -> None:
         """Its turn on the client connection has come."""
-        refuse = self._refuse or self.relay.refusal
-        if refuse is not None:
-            self.refuse(refuse)
+        if self.response_complete:
             return
         self.running = True
         self.relay.enter(self)
+        if self._gated and (self.framing.length or 0) > self.relay.limits.scanned_body:
+            self._too_large()
+            return
+        refuse = self._refuse or self.relay.refusal
+        if refuse is not None:
+            self.keep_alive = self.keep_alive and not self.relay.draining
+            self.refuse(refuse)
+            return
         if self._expects and self.more_body:
             self.client.transport.write(heads.CONTINUE)
         if not self._gated:
@@ -98,7 +104,7 @@ class Exchange:
 
     def feed(self, data: bytes) -> None:
         """Bytes of the request's body, without their framing."""
-        if self.response_complete:
+        if self.response_complete or self._refuse is not None:
             return
         if self._upstream is not None:
             self._upstream.write(heads.chunk(data) if self.framing.chunked else data)
@@ -134,9 +140,21 @@ class Exchange:
             else:
                 self._upstream.pause()
 
-    def refuse(self, error: ApiError) -> None:
+    def refuse(self, error: ApiError | Refusal) -> None:
         """Answer in place of the engine."""
-        self._answer(error.status, error.headers(), error.body())
+        if isinstance(error, Refusal):
+            self._answer(error.status, error.headers, error.body)
+        else:
+            self._answer(error.status, error.headers(), error.body())
+
+    def spoil(self, error: ApiError) -> None:
+        """The rest of the request will never come, or must not be read: answer `error` when its turn comes, then close."""
+        self.keep_alive = False
+        if self.running:
+            self.cut(error)
+        else:
+            self._refuse = error
+            self._buffer.clear()
 
     def cut(self, error: ApiError) -> None:
         """End now although the engine goes on."""
@@ -176,7 +194,7 @@ class Exchange:
             )
             return
         if isinstance(outcome, Refusal):
-            self._answer(outcome.status, outcome.headers, outcome.body)
+            self.refuse(outcome)
             return
         self._plan = outcome
         refuse = self.relay.pool.refusal
@@ -214,14 +232,18 @@ class Exchange:
 
     @property
     def _repeatable(self) -> bool:
-        return self.method in _REPEATABLE and not self.more_body and not self._buffer
+        return self.method in _REPEATABLE and not self.framing.chunked and not self.framing.length
 
     def _send(self, upstream: Upstream) -> None:
         self._task = None
-        self._upstream = upstream
         extra = self._plan.engine_headers if self._plan is not None else ()
-        head = heads.request_head(self.method, self.target, self.headers, self.framing, extra)
-        upstream.began = False
+        try:
+            head = heads.request_head(self.method, self.target, self.headers, self.framing, extra)
+        except BadHeadError as error:
+            self.relay.pool.release(upstream)
+            self.refuse(ApiError("invalid_request", f"The request is not valid HTTP: {error}."))
+            return
+        self._upstream = upstream
         upstream.begin(self, head + self._take_buffer(), head_only=self.method == b"HEAD")
         if self.client.flow.write_paused:
             upstream.pause()
@@ -230,8 +252,7 @@ class Exchange:
 
     def _take_buffer(self) -> bytes:
         body = bytes(self._buffer)
-        if not (self._repeatable or self._gated):
-            self._buffer.clear()
+        self._buffer.clear()
         if not self.framing.chunked:
             return body
         return (heads.chunk(body) if body else b"") + (b"" if self.more_body else heads.LAST_CHUNK)
@@ -251,11 +272,16 @@ class Exchange:
         self._bodiless = bodiless
         self._chunked = not bodiless and framing.length is None and not self._http10
         self.keep_alive = self.keep_alive and (bodiless or framing.length is not None or self._chunked)
-        extra = self._plan.reply_headers(status, headers) if self._plan is not None else ()
         keep_length = framing.length is not None and not framing.chunked and status != 204
         try:
             head = heads.reply_head(
-                status, reason, headers, keep_length=keep_length, chunked=self._chunked, close=not self.keep_alive, extra=extra
+                status,
+                reason,
+                headers,
+                keep_length=keep_length,
+                chunked=self._chunked,
+                close=not self.keep_alive,
+                extra=self._reply_headers(status, headers),
             )
         except BadHeadError as error:
             self.cut(ApiError("engine_protocol", f"The engine's reply cannot be relayed: {error}."))
@@ -264,6 +290,15 @@ class Exchange:
             self._sse = _sse_of(headers)
         self._out.append(head)
         self._head_sent = True
+
+    def _reply_headers(self, status: int, headers: list[Header]) -> Sequence[Header]:
+        if self._plan is None:
+            return ()
+        try:
+            return self._plan.reply_headers(status, headers)
+        except Exception:
+            _log.exception("the headers of a reply could not be made; it goes without them")
+            return ()
 
     def upstream_body(self, data: bytes) -> None:
         """Bytes of the reply's body."""
@@ -308,9 +343,7 @@ class Exchange:
         if not self._head_sent:
             self.refuse(error)
         elif self._sse is not None:
-            event = error_event(
-                decoded_path(self.target), "engine_lost" if error.code != "draining" else error.code, error.kind.type, error.message
-            )
+            event = error_event(decoded_path(self.target), error.code, error.kind.type, error.message)
             self._end_body(self._sse.cut(event))
         else:
             self.upstream_flush()
@@ -321,21 +354,15 @@ class Exchange:
 
     def _too_large(self) -> None:
         limit = self.relay.limits.scanned_body
-        self.keep_alive = False
-        self.refuse(
-            ApiError(
-                "body_too_large", f"The body is larger than the {limit} bytes that this route takes. Send less, or raise the limit."
-            )
-        )
+        self.spoil(ApiError("body_too_large", f"The body is larger than the {limit} bytes that this route takes: send less."))
 
-    def _answer(self, status: int, headers: object, body: bytes) -> None:
+    def _answer(self, status: int, headers: Sequence[Header], body: bytes) -> None:
         if self.response_complete:
             return
         if self.more_body and self._expects:
             self.keep_alive = False
-        self.client.transport.write(
-            heads.answer(status, list(headers), body, head_only=self.method == b"HEAD", close=not self.keep_alive)  # type: ignore[call-overload]
-        )
+        whole = heads.answer(status, headers, body, head_only=self.method == b"HEAD", close=not self.keep_alive)
+        self.client.transport.write(whole)
         self._close()
 
     def _end_body(self, data: bytes) -> None:
@@ -349,9 +376,10 @@ class Exchange:
     def _close(self) -> None:
         if self.response_complete:
             return
+        linger = self.more_body
         self._end()
         if not self.keep_alive:
-            self.client.transport.close()
+            self.client.close(linger=linger)
         self.client.on_response_complete()
 
     def _end(self) -> None:

@@ -1,7 +1,7 @@
 """HTTP/1.1 heads as bytes: what is kept, dropped and added when a message crosses the relay.
 
-Law: pure. Hop-by-hop fields and framing belong to one connection and are made anew here; every other field keeps its name, value and
-order. Fields named `x-polykv-*` never cross in either direction.
+Law: pure. Hop-by-hop fields and framing belong to one connection and are made anew here; every other field keeps its name,
+value and order. Fields named `x-polykv-*` never cross in either direction.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Framing:
     chunked: bool = False
 
 
-def framing_of(headers: Iterable[Header]) -> Framing:
+def framing_of(headers: Iterable[Header], *, http10: bool = False) -> Framing:
     """Framing named by the fields of a head that the parser has accepted."""
     length: int | None = None
     chunked = False
@@ -47,6 +47,8 @@ def framing_of(headers: Iterable[Header]) -> Framing:
             if value.strip().lower() != b"chunked":
                 raise BadHeadError("only the transfer encoding 'chunked' is understood")
             chunked = True
+    if chunked and http10:
+        raise BadHeadError("HTTP/1.0 has no chunked bodies")
     if chunked and length is not None:
         raise BadHeadError("Content-Length and Transfer-Encoding must not be sent together")
     return Framing(length, chunked)
@@ -78,7 +80,7 @@ def reply_head(
     close: bool,
     extra: Sequence[Header] = (),
 ) -> bytes:
-    """Head of a relayed reply. At most one framing field: the engine's own length where `keep_length`, else `chunked`, else none."""
+    """Head of a relayed reply. At most one framing field: the engine's length (`keep_length`), `chunked`, or none."""
     parts = [b"HTTP/1.1 %d %s\r\n" % (status, reason)]
     lines, _names = _kept(headers, _HOP if keep_length else _REPLY_DROP_ALL)
     parts += lines

@@ -16,12 +16,20 @@ from polykv_proxy.api.relay.exchange import Exchange
 from polykv_proxy.api.relay.heads import BadHeadError, Framing, framing_of, wants_upgrade
 from polykv_proxy.api.relay.targets import Where
 from polykv_proxy.errors import ApiError
+from polykv_proxy.ports import Refusal
 
 if TYPE_CHECKING:
     from polykv_proxy.api.relay.relay import Relay
     from polykv_proxy.ports import Header
 
 _log = logging.getLogger(__name__)
+_LINGER_S = 2.0
+_NOT_FOUND = Refusal(
+    404,
+    b'{"error":{"message":"File Not Found","type":"not_found_error","code":404}}',
+    [(b"Content-Type", b"application/json; charset=utf-8")],
+)
+"""The engine's own answer for a path that it does not know."""
 
 
 class RelayProtocol(HttpToolsProtocol):
@@ -53,12 +61,12 @@ class RelayProtocol(HttpToolsProtocol):
             _log.error("a request could not be handled", exc_info=error.__context__ or error)
             self._reject(ApiError("internal_error", "The proxy failed on this request; its log has the details."))
         except httptools.HttpParserError as error:
-            self._reject(ApiError("invalid_request", f"The request is not valid HTTP: {error}."))
+            self._reject(_invalid(error))
         if self._in_head:
             self._head_bytes += len(data)
             if self._head_bytes > self.relay.limits.head:
                 self._reject(ApiError("header_too_large", f"The request head is larger than {self.relay.limits.head} bytes."))
-        if len(self.pipeline) >= self.relay.limits.pipelined:
+        if len(self.pipeline) >= self.relay.limits.pipelined and not self.transport.is_closing():
             self.flow.pause_reading()
 
     def _after_upgrade(self, rest: bytes) -> None:
@@ -94,13 +102,9 @@ class RelayProtocol(HttpToolsProtocol):
             self._to_app()
             return
         try:
-            framing = framing_of(self._raw)
-            if framing.chunked and self.parser.get_http_version() == "1.0":
-                raise BadHeadError("HTTP/1.0 has no chunked bodies")
+            framing = framing_of(self._raw, http10=self.parser.get_http_version() == "1.0")
         except BadHeadError as error:
-            exchange = self._exchange(
-                method, Framing(), refuse=ApiError("invalid_request", f"The request is not valid HTTP: {error}.")
-            )
+            exchange = self._exchange(method, Framing(), refuse=_invalid(error))
             exchange.keep_alive = False
             self._enqueue(exchange)
             return
@@ -121,7 +125,9 @@ class RelayProtocol(HttpToolsProtocol):
 
     # who answers
 
-    def _exchange(self, method: bytes, framing: Framing, *, gated: bool = False, refuse: ApiError | None = None) -> Exchange:
+    def _exchange(
+        self, method: bytes, framing: Framing, *, gated: bool = False, refuse: ApiError | Refusal | None = None
+    ) -> Exchange:
         http10 = self.parser.get_http_version() == "1.0"
         expects = any(name.lower() == b"expect" and value.lower() == b"100-continue" for name, value in self._raw)
         return Exchange(
@@ -158,7 +164,9 @@ class RelayProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: Any, app: Any) -> None:
         if isinstance(cycle, Exchange):
-            self._start(cycle)
+            # not at once: a row of requests that are all refused would nest as deep as it is long
+            self._active = cycle
+            self.loop.call_soon(cycle.start)
         else:
             self._active = None
             super()._start_asgi_task(cycle, app)
@@ -169,12 +177,28 @@ class RelayProtocol(HttpToolsProtocol):
             return
         self._dead = True
         broken = self.cycle
-        if not self._in_head and isinstance(broken, Exchange) and broken.more_body and not broken.response_complete:
-            broken.keep_alive = False
-            broken.cut(error)
-            return
-        exchange = Exchange(self, b"", b"", [], Framing(), keep_alive=False, refuse=error)
-        self._enqueue(exchange)
+        if self._in_head or broken is None or broken.response_complete or not broken.more_body:
+            self._enqueue(Exchange(self, b"", b"", [], Framing(), keep_alive=False, refuse=error))
+        elif isinstance(broken, Exchange):
+            broken.spoil(error)
+        else:
+            self.transport.close()
+
+    def close(self, *, linger: bool) -> None:
+        """Close after what was written. `linger`: the client is still sending; it must be let read the answer before a reset."""
+        self._dead = True
+        if not linger:
+            self.transport.close()
+        elif not self.transport.is_closing():
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
+            self.loop.call_later(_LINGER_S, self.transport.close)
+
+    def on_response_complete(self) -> None:
+        if self._dead and not self.pipeline:
+            self.server_state.total_requests += 1
+        else:
+            super().on_response_complete()
 
     # uvicorn's protocol interface
 
@@ -205,16 +229,13 @@ class RelayProtocol(HttpToolsProtocol):
         if self._active is not None:
             self._active.client_writable(True)
 
-    def shutdown(self) -> None:
-        """The server is closing: idle connections end now, the others after their reply."""
-        super().shutdown()
 
-
-_NOT_FOUND = ApiError("not_found", "File Not Found")
+def _invalid(error: Exception) -> ApiError:
+    return ApiError("invalid_request", f"The request is not valid HTTP: {error}.")
 
 
 def _upgrade_refusal(method: bytes, headers: list[Header]) -> ApiError | None:
-    """Requests that cannot be answered in plain HTTP: a websocket handshake, a tunnel. Other upgrades are offers, and are declined."""
+    """Why a request has no plain HTTP answer: a websocket handshake, a tunnel. Other upgrades are offers, and declined."""
     if method == b"CONNECT":
         return ApiError("method_not_allowed", "CONNECT is not served here.")
     if wants_upgrade(headers) == b"websocket":

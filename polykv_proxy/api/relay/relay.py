@@ -53,6 +53,11 @@ class Relay:
         """Why new requests are refused now; None while they are welcome."""
         return self._draining or self.pool.refusal
 
+    @property
+    def draining(self) -> bool:
+        """True once `drain` was called."""
+        return self._draining is not None
+
     def enter(self, exchange: Exchange) -> None:
         """An exchange begins."""
         self.running.add(exchange)
@@ -74,6 +79,6 @@ class Relay:
         await self._idle.wait()
 
     def cut(self, code: str, message: str) -> None:
-        """End what is still in flight: event streams with one error event, requests without a reply with a 503, the rest by closing."""
+        """End what is in flight: event streams with an error event, requests without a reply with a 503, others by closing."""
         for exchange in list(self.running):
             exchange.cut(ApiError(code, message, retry_after_s=5))

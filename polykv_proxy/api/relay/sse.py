@@ -1,7 +1,7 @@
 """The end of an event stream that the engine did not finish.
 
-Law: pure. Bytes go through unchanged; the start of an unfinished event is held back until its end arrives, so that a stream cut by the
-engine's death can be closed with one whole error event. A body that ends normally is byte for byte what the engine sent.
+Law: pure. Bytes go through unchanged; the start of an unfinished event is held back until its end arrives, so that a stream
+cut by the engine's death can be closed with one whole error event. A body that ends normally is byte for byte what the engine sent.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class SseTail:
     def cut(self, event: bytes) -> bytes:
         """Last bytes of a body that the engine left unfinished: the held event where its lines are whole, then `event`.
 
-        1. The stream had said that it is finished: nothing is added. 2. Bytes of an unfinished event have passed: a blank line closes
-        it. 3. Held data lines are whole: they are closed and sent. 4. Anything else that is held is dropped.
+        1. The stream had said that it is finished: nothing is added. 2. Bytes of an unfinished event have passed: a blank line
+        closes it. 3. Held data lines are whole: they are closed and sent. 4. Anything else that is held is dropped.
         """
         held = self.end()
         if self._last.startswith(_FINISHED):

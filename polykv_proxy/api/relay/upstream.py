@@ -33,7 +33,7 @@ class UpstreamUser(Protocol):
 
 
 class Upstream(asyncio.Protocol):
-    """An engine connection. `n_served` counts replies; `began` is true once a byte of the current reply was seen."""
+    """An engine connection. `n_served` counts replies, `counted` is the pool's, `began`: a byte of the current reply was seen."""
 
     def __init__(self, pool: UpstreamPool) -> None:
         self.pool = pool
@@ -41,6 +41,7 @@ class Upstream(asyncio.Protocol):
         self.user: UpstreamUser | None = None
         self.idle_since = 0.0
         self.n_served = 0
+        self.counted = False
         self.began = False
         self.writable = True
         self._poll: select.poll | None = None
@@ -62,7 +63,7 @@ class Upstream(asyncio.Protocol):
     # use
 
     def begin(self, user: UpstreamUser, head: bytes, *, head_only: bool) -> None:
-        """Start an exchange: `head` is written at once; `head_only` says that the reply has no body whatever its head says (HEAD)."""
+        """Start an exchange: `head` is written at once; `head_only` (HEAD): the reply has no body, whatever its head says."""
         self.user = user
         self.began = False
         self._head_only = head_only
@@ -187,7 +188,7 @@ class Upstream(asyncio.Protocol):
         if self.user is not None:
             self.user.upstream_head(status, self._reason, self._headers, framing, bodiless=bodiless)
         if bodiless:
-            self._keep = self._keep or self._head_only and not _says_close(self._headers)
+            self._keep = self._keep or (self._head_only and not _says_close(self._headers))
             self._complete = True
 
     def on_body(self, data: bytes) -> None:

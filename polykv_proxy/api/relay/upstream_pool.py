@@ -1,8 +1,8 @@
 """The engine's door: where it is, whether it is open, and the connections kept to it.
 
-Law: a kept connection is offered only while the engine surely keeps it too (idle for less than `idle_s`, and seen open by a poll). A
-request that must not run twice gets one only if it was used a moment ago (`fresh_idle_s`), else a new one: so no request is ever sent
-into a connection that the engine is about to close for idleness.
+Law: a kept connection is offered only while the engine surely keeps it too (idle for less than `idle_s`, and seen open by a
+poll). A request that must not run twice gets one only if it was used a moment ago (`fresh_idle_s`), else a new one: so no
+request is ever sent into a connection that the engine is about to close for idleness.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class UpstreamPool:
         self._max_open = max_open
         self._clock = clock or (lambda: asyncio.get_running_loop().time())
         self._idle: deque[Upstream] = deque()
-        self._waiters: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[Upstream | None]] = deque()
         self._reaper: asyncio.TimerHandle | None = None
 
     def open(self, address: EngineAddress) -> None:
@@ -83,18 +83,24 @@ class UpstreamPool:
         return None
 
     async def connect(self) -> Upstream:
-        """A new connection. Waits in line while the limit of connections is reached. Raises OSError where nobody listens."""
-        await self._enter()
+        """A new connection, or one just used. Waits in line while the limit is reached. Raises OSError where nobody listens."""
+        handed = await self._enter()
+        if handed is not None:
+            return handed
         try:
-            return await self._connect()
+            upstream = await self._connect()
         except BaseException:
             self._leave()
             raise
+        upstream.counted = True
+        return upstream
 
     def release(self, upstream: Upstream) -> None:
         """Give back a connection whose reply is complete and may be followed by another."""
         upstream.resume()
-        if self.refusal is not None or len(self._idle) >= self._max_idle or self._waiters:
+        if self.refusal is None and self._hand_over(upstream):
+            return
+        if self.refusal is not None or len(self._idle) >= self._max_idle:
             upstream.abort()
             return
         upstream.idle_since = self._clock()
@@ -106,34 +112,51 @@ class UpstreamPool:
         """A connection is gone."""
         with contextlib.suppress(ValueError):
             self._idle.remove(upstream)
-        self._leave()
+        if upstream.counted:
+            upstream.counted = False
+            self._leave()
 
-    async def _enter(self) -> None:
+    async def _enter(self) -> Upstream | None:
         while self._max_open is not None and self.n_open >= self._max_open:
             if self._idle:
                 self._idle.popleft().abort()
-            waiter = asyncio.get_running_loop().create_future()
+            waiter: asyncio.Future[Upstream | None] = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
             try:
-                await waiter
+                handed = await waiter
             except asyncio.CancelledError:
-                if waiter.done() and not waiter.cancelled():
-                    self._wake()
+                self._pass_on(waiter)
                 raise
-            finally:
-                with contextlib.suppress(ValueError):
-                    self._waiters.remove(waiter)
+            if handed is not None and handed.looks_open():
+                return handed
         self.n_open += 1
+        return None
+
+    def _pass_on(self, waiter: asyncio.Future[Upstream | None]) -> None:
+        """What a cancelled waiter was given goes to the next."""
+        with contextlib.suppress(ValueError):
+            self._waiters.remove(waiter)
+        if waiter.done() and not waiter.cancelled():
+            handed = waiter.result()
+            if handed is None:
+                self._wake()
+            else:
+                self.release(handed)
 
     def _leave(self) -> None:
         self.n_open -= 1
         self._wake()
 
     def _wake(self) -> None:
-        for waiter in self._waiters:
+        self._hand_over(None)
+
+    def _hand_over(self, upstream: Upstream | None) -> bool:
+        while self._waiters:
+            waiter = self._waiters.popleft()
             if not waiter.done():
-                waiter.set_result(None)
-                return
+                waiter.set_result(upstream)
+                return True
+        return False
 
     async def _connect(self) -> Upstream:
         loop = asyncio.get_running_loop()
