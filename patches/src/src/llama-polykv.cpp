@@ -1,0 +1,136 @@
+#include "llama-polykv.h"
+
+#include "llama-context.h"
+#include "llama-kv-cache.h"
+#include "llama-kv-cache-iswa.h"
+#include "llama-kv-cache-dsa.h"
+#include "llama-kv-cache-msa.h"
+#include "llama-memory-hybrid.h"
+#include "llama-memory-hybrid-iswa.h"
+#include "llama-memory-recurrent.h"
+#include "llama-model.h"
+
+#include <algorithm>
+
+// the parts of a memory that we know how to look into, null where it has none
+struct polykv_parts {
+    llama_polykv_class       kind = LLAMA_POLYKV_CLASS_NONE;
+    llama_kv_cache         * base = nullptr;
+    llama_kv_cache         * swa  = nullptr;
+    llama_memory_recurrent * recr = nullptr;
+};
+
+static polykv_parts polykv_get_parts(const llama_context * ctx) {
+    polykv_parts res;
+
+    llama_memory_i * mem = llama_get_memory(ctx);
+
+    if (auto * m = dynamic_cast<llama_memory_hybrid *>(mem)) {
+        res = { LLAMA_POLYKV_CLASS_RECURRENT, m->get_mem_attn(), nullptr, m->get_mem_recr() };
+    } else if (auto * m = dynamic_cast<llama_memory_hybrid_iswa *>(mem)) {
+        res = { LLAMA_POLYKV_CLASS_RECURRENT, m->get_mem_attn()->get_base(), m->get_mem_attn()->get_swa(), m->get_mem_recr() };
+    } else if (auto * m = dynamic_cast<llama_memory_recurrent *>(mem)) {
+        res = { LLAMA_POLYKV_CLASS_RECURRENT, nullptr, nullptr, m };
+    } else if (auto * m = dynamic_cast<llama_kv_cache_iswa *>(mem)) {
+        res = { LLAMA_POLYKV_CLASS_WINDOW, m->get_base(), m->get_swa(), nullptr };
+    } else if (auto * m = dynamic_cast<llama_kv_cache *>(mem)) {
+        res = { LLAMA_POLYKV_CLASS_ANY, m, nullptr, nullptr };
+    }
+
+    return res;
+}
+
+static uint64_t n_bytes(const llama_memory_i & mem) {
+    uint64_t res = 0;
+    for (const auto & [buft, size] : mem.memory_breakdown()) {
+        res += size;
+    }
+    return res;
+}
+
+llama_polykv_info llama_polykv_get_info(const llama_context * ctx, uint32_t n_reserved) {
+    const auto parts = polykv_get_parts(ctx);
+
+    llama_polykv_info res = {};
+    res.kind = parts.kind;
+
+    if (parts.base) {
+        res.n_cells        = parts.base->get_size();
+        res.bytes_per_cell = n_bytes(*parts.base) / std::max<uint64_t>(1, (uint64_t) res.n_cells * parts.base->get_n_stream());
+    }
+    if (parts.swa) {
+        res.n_cells_swa        = parts.swa->get_size();
+        res.bytes_per_cell_swa = n_bytes(*parts.swa) / std::max<uint64_t>(1, (uint64_t) res.n_cells_swa * parts.swa->get_n_stream());
+
+        // the ring of a unified cache holds n_swa cells a sequence, see llama_kv_cache_iswa()
+        const uint32_t n_swa   = llama_get_model(ctx)->hparams.n_swa;
+        const uint32_t n_fewer = llama_n_seq_max(ctx) - std::min(n_reserved, llama_n_seq_max(ctx));
+        const uint32_t n_stock = GGML_PAD(std::min(res.n_cells, n_swa*n_fewer + llama_n_ubatch(ctx)), 256);
+        res.price_bytes += res.bytes_per_cell_swa * (res.n_cells_swa - std::min(res.n_cells_swa, n_stock));
+    }
+    if (parts.recr) {
+        res.bytes_per_row = n_bytes(*parts.recr) / std::max<uint32_t>(1, parts.recr->size);
+        res.price_bytes  += res.bytes_per_row * n_reserved;
+    }
+
+    return res;
+}
+
+uint32_t llama_polykv_n_used(const llama_context * ctx) {
+    const auto parts = polykv_get_parts(ctx);
+
+    if (parts.base) {
+        uint32_t res = 0;
+        const llama_kv_cells * last = nullptr;
+        for (uint32_t s = 0; s < parts.base->get_n_seq_max(); ++s) { // split caches have one set of cells a stream
+            const auto & cells = parts.base->get_cells(s);
+            if (&cells != last) {
+                res += cells.get_used();
+                last = &cells;
+            }
+        }
+        return res;
+    }
+
+    return parts.recr ? parts.recr->used : 0;
+}
+
+uint32_t llama_polykv_n_cells(const llama_context * ctx, llama_seq_id seq_id, uint32_t * n_own) {
+    const auto parts = polykv_get_parts(ctx);
+
+    uint32_t res = 0;
+    uint32_t own = 0;
+
+    if (parts.base) {
+        const auto & cells = parts.base->get_cells(seq_id);
+        for (uint32_t i = 0; i < cells.size(); ++i) {
+            if (!cells.is_empty(i) && cells.seq_has(i, seq_id)) {
+                res++;
+                own += cells.seq_count(i) == 1;
+            }
+        }
+    } else if (parts.recr) {
+        for (const auto & cell : parts.recr->cells) {
+            if (cell.has_seq_id(seq_id)) {
+                res++;
+                own += cell.seq_id.size() == 1;
+            }
+        }
+    }
+
+    if (n_own) {
+        *n_own = own;
+    }
+    return res;
+}
+
+void llama_polykv_trim_window(llama_context * ctx, llama_seq_id seq_id, llama_pos n_past) {
+    const auto parts = polykv_get_parts(ctx);
+
+    const llama_pos n_swa = (llama_pos) llama_get_model(ctx)->hparams.n_swa;
+
+    // chunked and symmetric windows mask otherwise: they keep their cells
+    if (parts.swa && llama_get_model(ctx)->hparams.swa_type == LLAMA_SWA_TYPE_STANDARD && n_past > n_swa) {
+        parts.swa->seq_rm(seq_id, 0, n_past - n_swa + 1);
+    }
+}

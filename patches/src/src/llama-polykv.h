@@ -1,0 +1,37 @@
+#pragma once
+
+// What the server needs to know about the memory behind a context, and the public API does not tell.
+// Law: main thread only, between decodes. No server types here. A staging header, like llama-ext.h.
+
+#include "llama.h"
+
+#include <cstdint>
+
+enum llama_polykv_class {
+    LLAMA_POLYKV_CLASS_NONE,      // nothing can be shared: no memory, or a kind we do not know
+    LLAMA_POLYKV_CLASS_ANY,       // any prefix of a sequence can be shared
+    LLAMA_POLYKV_CLASS_WINDOW,    // sliding window: the whole sequence only
+    LLAMA_POLYKV_CLASS_RECURRENT, // recurrent or hybrid state: the whole sequence only
+};
+
+struct llama_polykv_info {
+    llama_polykv_class kind;
+
+    uint32_t n_cells;          // size of the (base) KV cache
+    uint32_t n_cells_swa;      // size of the sliding-window KV cache
+    uint64_t bytes_per_cell;   // of the (base) KV cache
+    uint64_t bytes_per_cell_swa;
+    uint64_t bytes_per_row;    // recurrent state of one sequence
+    uint64_t price_bytes;      // what n_reserved more sequence ids cost
+};
+
+LLAMA_API llama_polykv_info llama_polykv_get_info(const struct llama_context * ctx, uint32_t n_reserved);
+
+// cells (or recurrent rows) in use, shared ones counted once, O(1)
+LLAMA_API uint32_t llama_polykv_n_used(const struct llama_context * ctx);
+
+// cells of a sequence in the base cache; n_own: those that no other sequence has. O(cells)
+LLAMA_API uint32_t llama_polykv_n_cells(const struct llama_context * ctx, llama_seq_id seq_id, uint32_t * n_own);
+
+// drop the cells of seq_id that no token at a position >= n_past can see. shared window cells that are kept needlessly pin the ring
+LLAMA_API void llama_polykv_trim_window(struct llama_context * ctx, llama_seq_id seq_id, llama_pos n_past);

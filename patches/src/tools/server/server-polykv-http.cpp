@@ -1,0 +1,549 @@
+#include "server-polykv.h"
+
+// The routes of the engine protocol and the hooks in the completion handlers.
+// Threads: HTTP threads only. What needs the context is posted to the main thread as a task.
+
+#include "polykv.h"
+#include "server-context.h"
+#include "server-http.h"
+#include "server-polykv-task.h"
+#include "server-queue.h"
+
+#include <cctype>
+#include <cstring>
+
+static constexpr size_t POLYKV_ECHO_MAX = 4096;
+
+//
+// headers
+//
+
+// header names arrive in the case of the sender
+static std::string get_header(const server_http_req & req, const char * name) {
+    for (const auto & [key, val] : req.headers) {
+        if (key.size() == std::strlen(name) && std::equal(key.begin(), key.end(), name, [](char a, char b) {
+                return std::tolower((unsigned char) a) == b;
+            })) {
+            return val;
+        }
+    }
+    return "";
+}
+
+static uint64_t get_header_u64(const server_http_req & req, const char * name) {
+    const std::string val = get_header(req, name);
+    if (val.empty() || val.size() > 19 || val.find_first_not_of("0123456789") != std::string::npos) {
+        return 0;
+    }
+    return std::stoull(val);
+}
+
+bool polykv_authorized(const server_http_req & req) {
+    const std::string & want = polykv_get_settings().key;
+    if (want.empty()) {
+        return false;
+    }
+
+    const std::string have = get_header(req, "x-polykv-key");
+
+    // the time taken does not depend on how much of the key is right
+    unsigned char diff = have.size() != want.size();
+    for (size_t i = 0; i < want.size(); ++i) {
+        diff |= (unsigned char) (want[i] ^ (i < have.size() ? have[i] : 0));
+    }
+    return diff == 0;
+}
+
+void polykv_bind(const server_http_req & req, server_task & task, size_t index) {
+    if (!polykv_authorized(req)) {
+        return;
+    }
+
+    auto & params = task.params.polykv;
+
+    params.req     = get_header_u64(req, "x-polykv-req");
+    params.named   = params.req != 0;
+    params.session = index == 0 ? get_header_u64(req, "x-polykv-session") : 0;
+
+    if (polykv_seq_id::parse(get_header(req, "x-polykv-seq"), params.seq)) {
+        params.n_shared = (int32_t) std::min<uint64_t>(get_header_u64(req, "x-polykv-shared"), INT32_MAX);
+    }
+
+    const std::string echo = get_header(req, "x-polykv-echo");
+    if (!echo.empty()) {
+        json obj = echo.size() <= POLYKV_ECHO_MAX ? json::parse_no_throw(echo) : json();
+        if (obj.is_object()) {
+            params.echo = std::make_shared<const json>(std::move(obj));
+        } else {
+            SRV_WRN("x-polykv-echo dropped: %zu bytes, not a JSON object of at most %zu bytes\n", echo.size(), POLYKV_ECHO_MAX);
+        }
+    }
+}
+
+static void append_i32(std::string & out, int32_t val) {
+    for (int i = 0; i < 4; ++i) {
+        out.push_back((char) (((uint32_t) val >> (8*i)) & 0xff));
+    }
+}
+
+bool polykv_before_post(const server_http_req & req, const std::vector<server_task> & tasks, server_http_res & res) {
+    if (!polykv_authorized(req)) {
+        return false;
+    }
+
+    if (get_header(req, "x-polykv-dry") == "tokens") {
+        std::string counts;
+        res.data.clear();
+        for (const auto & task : tasks) {
+            append_i32(res.data, task.n_tokens());
+            for (int32_t i = 0; i < task.n_tokens(); ++i) {
+                append_i32(res.data, task.tokens[i]);
+            }
+            counts += (counts.empty() ? "" : ",") + std::to_string(task.n_tokens());
+        }
+        res.status       = 200;
+        res.content_type = "application/octet-stream";
+        res.headers["x-polykv-counts"] = counts;
+        return true;
+    }
+
+    size_t index = 0; // as server_response_reader::post_tasks() counts
+    for (const auto & task : tasks) {
+        polykv_get_hub().pending_add(task, index++);
+        for (const auto & child : task.child_tasks) {
+            polykv_get_hub().pending_add(child, index++);
+        }
+    }
+    return false;
+}
+
+void polykv_set_headers(server_http_res & res, const server_task_result & result) {
+    const auto & facts = result.polykv;
+    if (!facts) {
+        return;
+    }
+    res.headers["x-polykv-slot"]   = std::to_string(facts->slot);
+    res.headers["x-polykv-cached"] = std::to_string(facts->n_cached);
+    res.headers["x-polykv-shared"] = std::to_string(facts->n_shared);
+    if (facts->miss) {
+        res.headers["x-polykv-miss"] = facts->miss;
+    }
+}
+
+// where the object goes depends on the shape of the API: see the protocol page
+static void add_opencoti(json & dst, json && obj) {
+    if (dst.is_array()) {
+        if (dst.empty()) {
+            return;
+        }
+        if (!dst.back().contains("event")) {
+            dst.back()["opencoti"] = std::move(obj); // chunks of a stream: the last one
+            return;
+        }
+        for (auto & item : dst) { // named events: the one that carries the usage
+            const std::string name = item.value("event", "");
+            if (name == "response.completed" || name == "message_delta") {
+                item["data"]["opencoti"] = std::move(obj);
+                return;
+            }
+        }
+    } else if (dst.is_object()) {
+        dst["opencoti"] = std::move(obj);
+    }
+}
+
+json polykv_to_json(server_task_result & result) {
+    json res = result.to_json();
+
+    const auto & facts = result.polykv;
+    if (!facts || !result.is_stop() || result.is_error()) {
+        return res;
+    }
+
+    json obj = facts->echo ? *facts->echo : json::object();
+    obj["session_tps"]          = facts->tps < 0 ? json(nullptr) : json(facts->tps);
+    obj["cached_prefix_tokens"] = facts->n_shared;
+    obj["miss"]                 = facts->miss ? json(facts->miss) : json(nullptr);
+
+    add_opencoti(res, std::move(obj));
+    return res;
+}
+
+//
+// answers
+//
+
+static server_http_res_ptr make_json(const json & data, int status = 200) {
+    auto res = std::make_unique<server_http_res>();
+    res->status = status;
+    res->data   = data.dump_safe();
+    return res;
+}
+
+static server_http_res_ptr make_error(int status, const std::string & type, const std::string & message) {
+    return make_json(polykv_error { status, type, message }.to_json(), status);
+}
+
+static std::string format_event(const char * type, const json & data) {
+    return std::string("event: ") + type + "\ndata: " + data.dump_safe() + "\n\n";
+}
+
+// wraps a handler: without the key the route does not exist
+static server_http_context::handler_t guarded(server_http_context::handler_t handler) {
+    return [handler = std::move(handler)](const server_http_req & req) -> server_http_res_ptr {
+        if (!polykv_authorized(req)) {
+            return make_error(404, "not_found_error", "File Not Found");
+        }
+        try {
+            return handler(req);
+        } catch (const std::exception & e) {
+            return make_error(500, "server_error", e.what());
+        }
+    };
+}
+
+static server_http_res_ptr handle_tokens(const server_http_req & req) {
+    polykv_seq_id     id;
+    polykv_seq_record record;
+    if (!polykv_seq_id::parse(req.get_param("seq"), id) || !polykv_get_hub().find(id, record) || !record.ready) {
+        return make_error(410, "stale_seq", "there is no sequence " + req.get_param("seq") + " any more");
+    }
+    auto res = std::make_unique<server_http_res>();
+    res->content_type = "application/octet-stream";
+    for (const llama_token token : *record.tokens) {
+        append_i32(res->data, token);
+    }
+    return res;
+}
+
+static server_http_res_ptr handle_events(const server_http_req & req) {
+    auto & hub = polykv_get_hub();
+
+    auto res = std::make_unique<server_http_res>();
+    res->content_type = "text/event-stream";
+
+    struct reader_t { uint64_t last; bool greeted = false; int64_t t_sent = ggml_time_ms(); };
+    auto reader = std::make_shared<reader_t>();
+
+    bool resync = false;
+    const std::string last_id = get_header(req, "last-event-id");
+    reader->last = hub.resync_event().id; // from now on
+    if (!last_id.empty()) {
+        // an id is "boot_id:number", numbers of another process mean nothing here
+        const size_t colon = last_id.find(':');
+        resync = colon == std::string::npos || last_id.substr(0, colon) != hub.boot_id();
+        if (!resync) {
+            const std::string num = last_id.substr(colon + 1);
+            reader->last = num.empty() || num.size() > 19 || num.find_first_not_of("0123456789") != std::string::npos ? UINT64_MAX - 1 : std::stoull(num);
+        }
+    }
+
+    res->next = [reader, resync, &req](std::string & output) mutable -> bool {
+        auto & hub = polykv_get_hub();
+
+        const auto add = [&](const polykv_event & event) {
+            output += "id: " + hub.boot_id() + ":" + std::to_string(event.id) + "\nevent: " + event.type + "\ndata: " + event.data + "\n\n";
+            reader->last = event.id;
+        };
+
+        if (!reader->greeted) {
+            reader->greeted = true;
+            output = format_event("hello", {{"boot_id", hub.boot_id()}});
+            if (resync) {
+                add(hub.resync_event());
+            }
+            return true;
+        }
+        if (hub.stopping() || req.should_stop()) {
+            return false;
+        }
+
+        bool gap = false;
+        const auto events = hub.wait_events(reader->last, 1000, gap);
+        if (gap) {
+            add(hub.resync_event());
+        }
+        for (const auto & event : events) {
+            add(event);
+        }
+        if (output.empty() && ggml_time_ms() - reader->t_sent > 5000) {
+            output = ":\n\n";
+        }
+        if (!output.empty()) {
+            reader->t_sent = ggml_time_ms();
+        }
+        return true;
+    };
+    return res;
+}
+
+//
+// operations on the main thread
+//
+
+static server_task make_op_task(server_response_reader & rd, polykv_op && op) {
+    server_task task(SERVER_TASK_TYPE_POLYKV);
+    task.id = rd.get_new_id();
+    task.op = std::make_shared<const polykv_op>(std::move(op));
+    return task;
+}
+
+// runs an operation and waits for it; null if the caller is gone
+static server_task_result_ptr run_op(server_context & ctx_server, polykv_op && op, const std::function<bool()> & should_stop) {
+    auto rd = ctx_server.get_response_reader();
+    rd.post_task(make_op_task(rd, std::move(op)), true);
+    return rd.next(should_stop);
+}
+
+static server_http_res_ptr op_response(server_task_result_ptr && result) {
+    if (!result) {
+        return make_error(503, "unavailable_error", "the caller is gone");
+    }
+    auto * res = dynamic_cast<server_task_result_polykv *>(result.get());
+    if (!res) {
+        const json error = result->to_json();
+        return make_json({{"error", error}}, error.value("code", 500));
+    }
+    return res->error.status ? make_json(res->error.to_json(), res->error.status) : make_json(res->data);
+}
+
+static server_http_res_ptr handle_delete_seq(server_context & ctx_server, const server_http_req & req) {
+    polykv_op op(polykv_op::FREE_SEQ);
+    polykv_seq_record record;
+    if (!polykv_seq_id::parse(req.get_param("seq"), op.seq)) {
+        return make_error(400, "invalid_request_error", "a sequence is written seq.gen, for example 5.3");
+    }
+    if (!polykv_get_hub().find(op.seq, record)) {
+        return make_json({{"freed", false}, {"update", polykv_get_hub().last_update()}});
+    }
+    return op_response(run_op(ctx_server, std::move(op), req.should_stop));
+}
+
+static server_http_res_ptr handle_delete_session(server_context & ctx_server, const server_http_req & req) {
+    const std::string text = req.get_param("session");
+    if (text.empty() || text.size() > 19 || text.find_first_not_of("0123456789") != std::string::npos || std::stoull(text) == 0) {
+        return make_error(400, "invalid_request_error", "a session is a positive integer");
+    }
+    polykv_op op(polykv_op::END_SESSION);
+    op.session = std::stoull(text);
+    return op_response(run_op(ctx_server, std::move(op), req.should_stop));
+}
+
+//
+// POST seqs
+//
+
+struct seqs_request {
+    llama_tokens  tokens;
+    polykv_seq_id parent;
+    int32_t       branch_pos = -1;
+    uint64_t      session    = 0;
+    int32_t       n_tokens   = -1;
+    uint64_t      req        = 0;
+};
+
+static int64_t read_int(const json & data, const char * key, int64_t min, int64_t max) {
+    const json & val = data.at(key);
+    if (!val.is_number_integer()) {
+        throw std::invalid_argument(std::string(key) + " must be an integer");
+    }
+    const int64_t res = val.get<int64_t>();
+    if (res < min || res > max) {
+        throw std::invalid_argument(string_format("%s must be in %lld..%lld", key, (long long) min, (long long) max));
+    }
+    return res;
+}
+
+static seqs_request parse_seqs_request(const std::string & body, int32_t n_vocab) {
+    const json data = json::parse(body);
+    if (!data.is_object()) {
+        throw std::invalid_argument("the body must be a JSON object");
+    }
+
+    seqs_request res;
+    if (data.contains("req")) {
+        res.req = read_int(data, "req", 0, INT64_MAX);
+    }
+    if (data.contains("session") == data.contains("tokens")) {
+        throw std::invalid_argument("give either tokens or session");
+    }
+    if (data.contains("session")) {
+        res.session = read_int(data, "session", 1, INT64_MAX);
+        if (data.contains("n_tokens")) {
+            res.n_tokens = (int32_t) read_int(data, "n_tokens", 1, INT32_MAX);
+        }
+        return res;
+    }
+
+    const json & tokens = data.at("tokens");
+    if (!tokens.is_array() || tokens.empty()) {
+        throw std::invalid_argument("tokens must be an array of at least one integer");
+    }
+    res.tokens.reserve(tokens.size());
+    for (size_t i = 0; i < tokens.size(); ++i) {
+        const json & token = tokens.at(i);
+        const int64_t id = token.is_number_integer() ? token.get<int64_t>() : -1;
+        if (id < 0 || id >= n_vocab) {
+            throw std::invalid_argument(string_format("tokens[%zu] is not a token of this model (0..%d)", i, n_vocab - 1));
+        }
+        res.tokens.push_back((llama_token) id);
+    }
+    if (data.contains("parent_seq")) {
+        if (!data.at("parent_seq").is_string() || !polykv_seq_id::parse(data.at("parent_seq").get<std::string>(), res.parent)) {
+            throw std::invalid_argument("parent_seq is written seq.gen, for example \"5.3\"");
+        }
+        res.branch_pos = data.contains("branch_pos") ? (int32_t) read_int(data, "branch_pos", 0, (int64_t) res.tokens.size()) : (int32_t) res.tokens.size();
+    }
+    return res;
+}
+
+static json error_event(int status, const std::string & type, const std::string & message) {
+    return json {{"status", status}, {"type", type}, {"message", message}, {"param", nullptr}};
+}
+
+// one running POST seqs; what its caller did not take delivery of is freed again
+struct seqs_stream {
+    server_response_reader rd;
+    polykv_seq_id          seq;
+    bool                   delivered = false;
+    int                    step      = 0;
+
+    explicit seqs_stream(server_context & ctx_server) : rd(ctx_server.get_response_reader()) {}
+
+    ~seqs_stream() {
+        if (!delivered && !seq.empty()) {
+            polykv_op op(polykv_op::FREE_SEQ);
+            op.seq = seq;
+            rd.queue_tasks.post(make_op_task(rd, std::move(op)), true); // nobody waits for the result
+        }
+    }
+
+    // one event for one result; false when it was the last one
+    bool format(server_task_result & result, std::string & output) {
+        if (result.is_error()) {
+            const json error = result.to_json();
+            std::string type = error.value("type", "server_error");
+            const bool too_long = type == "exceed_context_size_error";
+            output = format_event("error", error_event(too_long ? 422 : error.value("code", 500), too_long ? "too_long" : type, error.value("message", "")));
+            return false;
+        }
+        if (auto * partial = dynamic_cast<server_task_result_cmpl_partial *>(&result)) {
+            output = format_event("progress", {
+                {"total",     partial->progress.total},
+                {"cached",    partial->progress.cache},
+                {"processed", partial->progress.processed},
+                {"t_ms",      partial->progress.time_ms},
+            });
+            return true;
+        }
+        auto & done = dynamic_cast<server_task_result_polykv &>(result);
+        if (done.error.status) {
+            output = format_event("error", error_event(done.error.status, done.error.type, done.error.message));
+            return false;
+        }
+        delivered = true;
+        output = format_event("done", done.data);
+        return false;
+    }
+};
+
+static server_http_res_ptr handle_post_seqs(server_context & ctx_server, const server_http_req & req) {
+    auto & hub = polykv_get_hub();
+
+    const json hello = hub.hello_json();
+    if (hello.value("max_pools", 0) == 0) {
+        return make_error(501, "pools_off", "pools are off in this engine: " + hello.value("prefix_sharing_why", "--polykv-max-pools is 0"));
+    }
+    if (hello.value("prefix_sharing", "none") == "none") {
+        return make_error(501, "memory_class", "this model cannot share prefixes: " + hello.value("prefix_sharing_why", ""));
+    }
+
+    seqs_request body;
+    try {
+        body = parse_seqs_request(req.body, hello.at("model").value("n_vocab", 0));
+    } catch (const std::exception & e) {
+        return make_error(400, "invalid_request_error", e.what());
+    }
+    const int32_t n_ctx_slot = hello.value("n_ctx_slot", 0);
+    if ((int32_t) body.tokens.size() >= n_ctx_slot) {
+        return make_error(422, "too_long", string_format("%zu tokens do not fit: a slot has a context of %d, one token less can be a prefix", body.tokens.size(), n_ctx_slot));
+    }
+    polykv_seq_record parent;
+    if (!body.parent.empty() && (!hub.find(body.parent, parent) || !parent.ready)) {
+        return make_error(410, "stale_seq", "there is no parent sequence " + body.parent.str() + " any more");
+    }
+
+    auto stream = std::make_shared<seqs_stream>(ctx_server);
+    stream->rd.queue_tasks.wait_until_no_sleep();
+
+    if (!hub.reserve(stream->seq)) {
+        return make_error(429, "no_seq_ids", string_format("all %d sequence ids for pools are taken; release a pool or start with a larger --polykv-max-pools", hello.value("max_pools", 0)));
+    }
+
+    if (body.session) {
+        polykv_op op(polykv_op::SNAPSHOT);
+        op.seq      = stream->seq;
+        op.session  = body.session;
+        op.n_tokens = body.n_tokens;
+        stream->rd.post_task(make_op_task(stream->rd, std::move(op)), true);
+    } else {
+        server_task task(SERVER_TASK_TYPE_COMPLETION);
+        task.id     = stream->rd.get_new_id();
+        task.tokens = server_tokens(body.tokens, hello.at("model").value("multimodal", false));
+
+        task.params.stream          = true;
+        task.params.return_progress = true;
+        task.params.cache_prompt    = false; // from its parent or from nothing: never from what a slot happens to hold
+
+        task.params.polykv.named        = true;
+        task.params.polykv.req          = body.req;
+        task.params.polykv.prefill_only = true;
+        task.params.polykv.dst          = stream->seq;
+        task.params.polykv.seq          = body.parent;
+        task.params.polykv.n_shared     = body.branch_pos;
+
+        hub.pending_add(task, 0);
+        stream->rd.post_task(std::move(task));
+    }
+
+    // errors that are known at once are plain HTTP
+    server_task_result_ptr first;
+    if (body.session) {
+        first = stream->rd.next(req.should_stop);
+        auto * res = dynamic_cast<server_task_result_polykv *>(first.get());
+        if (!res || res->error.status) {
+            return op_response(std::move(first));
+        }
+    }
+
+    auto res = std::make_unique<server_http_res>();
+    res->content_type = "text/event-stream";
+    res->next = [stream, &req, first = std::shared_ptr<server_task_result>(std::move(first))](std::string & output) -> bool {
+        if (stream->step++ == 0) {
+            output = format_event("queued", {{"seq", stream->seq.str()}});
+            return true;
+        }
+        if (first) {
+            return stream->format(*first, output);
+        }
+        const auto result = stream->rd.next([&] { return req.should_stop() || polykv_get_hub().stopping(); });
+        return result && stream->format(*result, output);
+    };
+    return res;
+}
+
+void polykv_register_routes(const server_http_context & ctx_http, server_context & ctx_server) {
+    if (polykv_get_settings().key.empty()) {
+        return;
+    }
+
+    static const std::string base = "/_polykv/v1";
+
+    ctx_http.get (base + "/hello",            guarded([](const server_http_req &) { return make_json(polykv_get_hub().hello_json()); }));
+    ctx_http.get (base + "/state",            guarded([](const server_http_req &) { return make_json(polykv_get_hub().state_json()); }));
+    ctx_http.get (base + "/events",           guarded(handle_events));
+    ctx_http.post(base + "/seqs",             guarded([&ctx_server](const server_http_req & req) { return handle_post_seqs(ctx_server, req); }));
+    ctx_http.get (base + "/seqs/:seq/tokens", guarded(handle_tokens));
+    ctx_http.del (base + "/seqs/:seq",        guarded([&ctx_server](const server_http_req & req) { return handle_delete_seq(ctx_server, req); }));
+    ctx_http.del (base + "/sessions/:session", guarded([&ctx_server](const server_http_req & req) { return handle_delete_session(ctx_server, req); }));
+}

@@ -1,0 +1,316 @@
+#include "server-polykv.h"
+
+#include "server-task.h"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+
+static constexpr size_t POLYKV_N_EVENTS_MAX = 4096;
+static constexpr size_t POLYKV_N_ENDED_MAX  = 65536;
+
+static int64_t realtime_us() {
+    return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+}
+
+polykv_hub & polykv_get_hub() {
+    static polykv_hub hub;
+    return hub;
+}
+
+//
+// polykv_seq_id
+//
+
+std::string polykv_seq_id::str() const {
+    return std::to_string(seq) + "." + std::to_string(gen);
+}
+
+bool polykv_seq_id::parse(const std::string & text, polykv_seq_id & out) {
+    const size_t dot = text.find('.');
+    if (dot == std::string::npos || dot == 0 || dot > 4 || dot + 1 == text.size() || text.size() - dot - 1 > 19 ||
+            text.find_first_not_of("0123456789.") != std::string::npos || text.find('.', dot + 1) != std::string::npos) {
+        return false;
+    }
+    out.seq = std::stoi(text.substr(0, dot));
+    out.gen = std::stoull(text.substr(dot + 1));
+    return true;
+}
+
+json polykv_error::to_json() const {
+    return json {{"error", {
+        {"code",    status},
+        {"message", message},
+        {"type",    type},
+    }}};
+}
+
+//
+// sequences
+//
+
+bool polykv_hub::reserve(polykv_seq_id & out) {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (size_t i = 0; i < seqs.size(); ++i) {
+        if (seqs[i].id.empty()) {
+            seqs[i].id = { first_seq + (int32_t) i, ++n_gen };
+            out = seqs[i].id;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool polykv_hub::commit(const polykv_seq_id & id, polykv_seq_record && record) {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (auto & seq : seqs) {
+        if (seq.id == id && !id.empty()) {
+            seq       = std::move(record);
+            seq.id    = id;
+            seq.ready = true;
+            return true;
+        }
+    }
+    return false;
+}
+
+bool polykv_hub::release(const polykv_seq_id & id) {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (auto & seq : seqs) {
+        if (seq.id == id && !id.empty()) {
+            seq = {};
+            return true;
+        }
+    }
+    return false;
+}
+
+bool polykv_hub::find(const polykv_seq_id & id, polykv_seq_record & out) const {
+    std::lock_guard<std::mutex> lock(mutex);
+    for (const auto & seq : seqs) {
+        if (seq.id == id && !id.empty()) {
+            out = seq;
+            return true;
+        }
+    }
+    return false;
+}
+
+//
+// pending tasks
+//
+
+void polykv_hub::pending_add(const server_task & task, size_t index) {
+    std::lock_guard<std::mutex> lock(mutex);
+    pending[task.id] = { task.params.polykv.req, task.params.polykv.session, index };
+}
+
+void polykv_hub::pending_take(int id_task) {
+    std::lock_guard<std::mutex> lock(mutex);
+    pending.erase(id_task);
+}
+
+void polykv_hub::pending_drop(int id_task) {
+    std::lock_guard<std::mutex> lock(mutex);
+    const auto it = pending.find(id_task);
+    if (it == pending.end()) {
+        return;
+    }
+    const json data = {
+        {"type",    "dropped"},
+        {"t_us",    realtime_us()},
+        {"req",     it->second.req},
+        {"index",   it->second.index},
+        {"task",    id_task},
+        {"session", it->second.session},
+    };
+    pending.erase(it);
+    emit_locked("dropped", data);
+}
+
+//
+// sessions
+//
+
+void polykv_hub::end_session(uint64_t session) {
+    std::lock_guard<std::mutex> lock(mutex);
+    ended.insert(session);
+    if (ended.size() > POLYKV_N_ENDED_MAX) {
+        ended.erase(ended.begin()); // numbers only grow, the smallest is the oldest
+    }
+}
+
+bool polykv_hub::session_ended(uint64_t session) const {
+    std::lock_guard<std::mutex> lock(mutex);
+    return ended.count(session) > 0;
+}
+
+//
+// boot, state
+//
+
+void polykv_hub::boot(int32_t first, int32_t n_seqs, json && info) {
+    static const uint64_t seed = ((uint64_t) std::random_device{}() << 32) ^ std::random_device{}();
+
+    std::lock_guard<std::mutex> lock(mutex);
+
+    // every context gets its own, also when the process wakes up from sleep
+    id_boot = string_format("%016llx", (unsigned long long) (seed + 0x9e3779b97f4a7c15ull * ++n_gen));
+
+    hello     = std::move(info);
+    first_seq = first;
+    phase     = POLYKV_PHASE_READY;
+    seqs.assign(n_seqs, {});
+    ended.clear();
+
+    emit_locked("resync", {{"boot_id", id_boot}, {"update", n_updates}});
+}
+
+void polykv_hub::set_phase(polykv_phase new_phase) {
+    std::lock_guard<std::mutex> lock(mutex);
+    phase = new_phase;
+    if (phase != POLYKV_PHASE_READY) {
+        for (auto & seq : seqs) {
+            seq = {}; // the context is gone
+        }
+        state.slots.clear();
+        state.n_cells_used = 0;
+        state.update       = ++n_updates;
+    }
+}
+
+uint64_t polykv_hub::publish(polykv_state && next) {
+    std::lock_guard<std::mutex> lock(mutex);
+    state        = std::move(next);
+    state.update = ++n_updates;
+    state.t_us   = realtime_us();
+    return state.update;
+}
+
+uint64_t polykv_hub::last_update() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    return n_updates;
+}
+
+std::string polykv_hub::boot_id() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    return id_boot;
+}
+
+static const char * phase_name(polykv_phase phase) {
+    switch (phase) {
+        case POLYKV_PHASE_LOADING:  return "loading";
+        case POLYKV_PHASE_READY:    return "ready";
+        case POLYKV_PHASE_SLEEPING: return "sleeping";
+    }
+    return "loading";
+}
+
+json polykv_hub::hello_json() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    json res = {
+        {"protocol", {{"major", 1}, {"minor", 0}}},
+        {"boot_id",  id_boot},
+        {"phase",    phase_name(phase)},
+    };
+    for (const auto & [key, val] : hello.items()) {
+        res[key] = val;
+    }
+    return res;
+}
+
+json polykv_hub::state_json() const {
+    std::lock_guard<std::mutex> lock(mutex);
+
+    json arr_seqs = json::array();
+    for (const auto & seq : seqs) {
+        if (seq.ready) {
+            arr_seqs.push_back({{"seq", seq.id.str()}, {"n_tokens", seq.tokens->size()}, {"cells", seq.n_cells}});
+        }
+    }
+
+    json arr_slots = json::array();
+    for (const auto & slot : state.slots) {
+        json obj = {
+            {"slot",     slot.slot},
+            {"state",    slot.state},
+            {"req",      slot.req},
+            {"task",     slot.task},
+            {"session",  slot.session},
+            {"seq",      nullptr},
+            {"n_shared", slot.n_shared},
+            {"n_tokens", slot.n_tokens},
+            {"n_ctx",    slot.n_ctx},
+            {"totals", {
+                {"n_decoded",       slot.totals.n_decoded},
+                {"us_decode",       slot.totals.us_decode},
+                {"n_prompt",        slot.totals.n_prompt},
+                {"n_cached",        slot.totals.n_cached},
+                {"n_launched",      slot.totals.n_launched},
+                {"t_last_token_us", slot.totals.t_last_token_us},
+            }},
+        };
+        if (slot.n_shared > 0 && !slot.seq.empty()) {
+            obj["seq"] = slot.seq.str();
+        }
+        arr_slots.push_back(std::move(obj));
+    }
+
+    return json {
+        {"boot_id", id_boot},
+        {"update",  state.update},
+        {"phase",   phase_name(phase)},
+        {"t_us",    state.t_us},
+        {"seqs",    std::move(arr_seqs)},
+        {"slots",   std::move(arr_slots)},
+        {"cells",   {{"used", state.n_cells_used}, {"total", state.n_cells}}},
+    };
+}
+
+//
+// events
+//
+
+void polykv_hub::emit(const char * type, const json & data) {
+    std::lock_guard<std::mutex> lock(mutex);
+    emit_locked(type, data);
+}
+
+void polykv_hub::emit_locked(const char * type, const json & data) {
+    events.push_back({ ++n_events, type, data.dump_safe() });
+    if (events.size() > POLYKV_N_EVENTS_MAX) {
+        events.pop_front();
+    }
+    cond.notify_all();
+}
+
+std::vector<polykv_event> polykv_hub::wait_events(uint64_t last, int timeout_ms, bool & resync) const {
+    std::unique_lock<std::mutex> lock(mutex);
+
+    cond.wait_for(lock, std::chrono::milliseconds(timeout_ms), [&] {
+        return stop_flag.load() || last != n_events;
+    });
+
+    resync = last > n_events || (!events.empty() && last + 1 < events.front().id);
+
+    std::vector<polykv_event> res;
+    if (!resync && last < n_events) {
+        res.assign(events.end() - (n_events - last), events.end());
+    }
+    return res;
+}
+
+polykv_event polykv_hub::resync_event() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    return { n_events, "resync", json {{"boot_id", id_boot}, {"update", n_updates}}.dump() };
+}
+
+void polykv_hub::stop() {
+    stop_flag.store(true);
+    std::lock_guard<std::mutex> lock(mutex);
+    cond.notify_all();
+}
+
+void polykv_stop() {
+    polykv_get_hub().stop();
+}
