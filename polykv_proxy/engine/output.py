@@ -1,0 +1,50 @@
+"""What the engine prints: the last lines, bounded, and all of it in a file where one is wanted.
+
+Law: written by one reader thread, read from anywhere; it never blocks the engine and never grows without bound.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from pathlib import Path
+from typing import BinaryIO
+
+_LINE_LIMIT = 1000
+
+
+class OutputLog:
+    """A ring of the last `n_lines` lines. `n_bytes` only grows: it shows that the engine still says something."""
+
+    def __init__(self, *, n_lines: int = 400, file: Path | None = None) -> None:
+        self.n_bytes = 0
+        self._lines: deque[str] = deque(maxlen=n_lines)
+        self._partial = b""
+        self._lock = threading.Lock()
+        self._file: BinaryIO | None = file.open("ab", buffering=0) if file is not None else None
+
+    def feed(self, data: bytes) -> None:
+        """Bytes as the engine wrote them."""
+        with self._lock:
+            self.n_bytes += len(data)
+            *whole, rest = (self._partial + data).split(b"\n")
+            self._partial = rest[-_LINE_LIMIT:]
+            self._lines.extend(_text(line) for line in whole)
+        if self._file is not None:
+            self._file.write(data)
+
+    def tail(self, n: int = 20) -> list[str]:
+        """The last lines, an unfinished one included."""
+        with self._lock:
+            lines = [*self._lines, *([_text(self._partial)] if self._partial else [])]
+        return lines[-n:] if n > 0 else []
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _text(line: bytes) -> str:
+    return line[:_LINE_LIMIT].decode("utf-8", "replace").rstrip("\r")
