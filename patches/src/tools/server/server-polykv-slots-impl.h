@@ -385,6 +385,10 @@ std::shared_ptr<const polykv_facts> server_context_impl::polykv_get_facts(const 
 
 // --- guards ------------------------------------------------------------------------------------------------------------
 
+int server_context_impl::polykv_exact_state() const {
+    return polykv_pools() && polykv_memory.kind == LLAMA_POLYKV_CLASS_RECURRENT;
+}
+
 void server_context_impl::polykv_stop_truncated(server_slot & slot) {
     slot.truncated      = true;
     slot.stop           = STOP_TYPE_LIMIT;
