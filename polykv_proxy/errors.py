@@ -1,12 +1,16 @@
 """Errors of the proxy, and the one table that maps them to HTTP.
 
-Law: imports nothing of ours. Only classes that someone catches; the wire shape is OpenAI's `{"error": {message, type, code, param}}`.
+Law: imports nothing of ours. Only classes that someone catches.
+The wire shape is OpenAI's `{"error": {message, type, code, param}}`.
 
     PolykvError
     ├── ApiError          an answer to a client: a code of KINDS, a message, perhaps a field and a wait
     ├── SettingsError     bad settings; found before anything starts; one line
+    ├── JournalError      the journal could not be written; nothing was changed
     └── EngineError       the engine process or its protocol failed
-        └── EngineUnavailableError   no engine to talk to now: starting, lost or stopped
+        ├── EngineUnavailableError   no engine to talk to now: starting, lost or stopped
+        ├── EngineRefusedError       the engine answered an error of its own
+        └── EngineAbilityError       this engine has no verbs of ours, or a protocol that we do not know
 """
 
 from __future__ import annotations
@@ -56,7 +60,8 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "too_many_pools": Kind(429, _BUSY),
         "header_too_large": Kind(431, _BAD),
         "internal_error": Kind(500, "server_error"),
-        "engine_protocol": Kind(500, "server_error"),
+        "engine_protocol": Kind(502, "server_error"),
+        "journal_failed": Kind(507, "server_error"),
         "pools_unsupported": Kind(501, "not_supported_error"),
         "engine_starting": Kind(503, _AWAY),
         "engine_unavailable": Kind(503, _AWAY),
@@ -117,6 +122,25 @@ class EngineError(PolykvError):
 
 class EngineUnavailableError(EngineError):
     """There is no engine to talk to at the moment."""
+
+
+class EngineRefusedError(EngineError):
+    """The engine answered an error: its HTTP status, error type, message and field."""
+
+    def __init__(self, status: int, kind: str, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.kind = kind
+        self.message = message
+        self.param = param
+
+
+class EngineAbilityError(EngineError):
+    """The engine lacks our verbs, or speaks a major version of them that we do not know. The message says which."""
+
+
+class JournalError(PolykvError):
+    """The journal could not be written (disk full, folder gone); the change that asked for it did not happen."""
 
 
 def retry_after(seconds: float) -> int:

@@ -1,0 +1,33 @@
+"""The application for `/polykv/*`: routes, keys, errors. The relay never passes through here.
+
+Law: made from an ApiContext; holds no state of its own.
+"""
+
+from __future__ import annotations
+
+from fastapi import Depends, FastAPI, Request
+
+from polykv_proxy.api.context import ApiContext, require_key
+from polykv_proxy.api.error_handlers import install
+from polykv_proxy.api.pool_routes import pool_routes
+from polykv_proxy.api.session_routes import session_routes
+from polykv_proxy.api.telemetry_routes import health_route, telemetry_routes
+from polykv_proxy.errors import ApiError
+
+
+def build_app(context: ApiContext) -> FastAPI:
+    """The ASGI application. Starting and stopping the runtime is the caller's business."""
+    app = FastAPI(title="polykv-proxy", docs_url=None, redoc_url=None, openapi_url=None)
+    install(app)
+
+    async def allowed(request: Request) -> None:
+        require_key(context, request)
+        absent = context.runtime.hub.absent
+        if absent is not None:
+            raise ApiError("pools_unsupported", f"pools are off: {absent}; run `polykv-proxy doctor` for the remedy")
+
+    guard = [Depends(allowed)]
+    app.include_router(health_route(context))
+    for routes in (pool_routes, session_routes, telemetry_routes):
+        app.include_router(routes(context), dependencies=guard)
+    return app

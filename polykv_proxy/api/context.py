@@ -1,0 +1,76 @@
+"""What the routes need, in one value; who may call them; how bodies are read.
+
+Law: made once by the composition root; routes get it as an argument, never from a global.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from polykv_proxy.errors import ApiError
+from polykv_proxy.runtime.runtime import Runtime
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """API keys, any of which opens our verbs, and the admin key for admin verbs. Without keys everyone may call."""
+
+    api: frozenset[str] = frozenset()
+    admin: str | None = None
+
+    def accepts(self, key: str | None) -> bool:
+        """May the holder of this key use pools and sessions?"""
+        if not self.api:
+            return True
+        return key is not None and _one_of(key, self.api | ({self.admin} if self.admin else frozenset()))
+
+    def accepts_admin(self, key: str | None) -> bool:
+        """May the holder of this key use admin verbs? Without an admin key the API key suffices."""
+        if self.admin is None:
+            return self.accepts(key)
+        return key is not None and _one_of(key, frozenset({self.admin}))
+
+
+def _one_of(key: str, keys: frozenset[str]) -> bool:
+    return any(hmac.compare_digest(key.encode(), other.encode()) for other in keys)
+
+
+@dataclass(frozen=True, slots=True)
+class ApiContext:
+    """`health` gives the supervisor's facts for `/polykv/health`, JSON-ready; `details` of it are for holders of a key only."""
+
+    runtime: Runtime
+    keys: Keys = field(default_factory=Keys)
+    health: Callable[[], Mapping[str, object]] = field(default=dict)
+    body_limit: int = 64 * 1024 * 1024
+
+
+def key_of(request: Request) -> str | None:
+    """The key a request came with: `Authorization: Bearer` or `X-Api-Key`, as the engine takes it."""
+    bearer = request.headers.get("authorization", "")
+    if bearer[:7].lower() == "bearer ":
+        return bearer[7:].strip()
+    return request.headers.get("x-api-key")
+
+
+def require_key(context: ApiContext, request: Request) -> None:
+    """ApiError 401 without a valid key."""
+    if not context.keys.accepts(key_of(request)):
+        raise ApiError("invalid_api_key", "Invalid API Key")
+
+
+async def read_body(context: ApiContext, request: Request) -> bytes:
+    """The whole body. ApiError 413 as soon as it is too long."""
+    limit = context.body_limit
+    parts: list[bytes] = []
+    size = 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise ApiError("body_too_large", f"the body is longer than {limit} bytes")
+        parts.append(part)
+    return b"".join(parts)

@@ -1,0 +1,45 @@
+"""Errors as answers: always OpenAI-shaped, also those of the web framework.
+
+Law: one place; a route raises, it never builds an error answer.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from fastapi import FastAPI, Request, Response
+from starlette.exceptions import HTTPException
+
+from polykv_proxy.errors import ApiError
+from polykv_proxy.runtime.answers import api_error
+
+log = logging.getLogger("polykv.api")
+
+
+def answer(error: ApiError) -> Response:
+    """The answer that says this error."""
+    headers = {name.decode(): value.decode() for name, value in error.headers()}
+    return Response(error.body(), status_code=error.status, headers=headers)
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers."""
+
+    async def ours(_request: Request, error: Exception) -> Response:
+        return answer(api_error(error))
+
+    async def framework(request: Request, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        if status == 405:
+            return answer(ApiError("method_not_allowed", f"{request.method} is not for {request.url.path}; see docs/http-api.md"))
+        if status == 404:
+            return answer(ApiError("not_found", f"there is nothing at {request.url.path}; see docs/http-api.md"))
+        return answer(ApiError("invalid_request", str(error)))
+
+    async def unforeseen(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return answer(ApiError("internal_error", "this request failed inside the proxy; its log has the details"))
+
+    app.add_exception_handler(ApiError, ours)
+    app.add_exception_handler(HTTPException, framework)
+    app.add_exception_handler(Exception, unforeseen)

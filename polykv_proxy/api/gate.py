@@ -1,0 +1,71 @@
+"""The relay's questions, answered: `ports.RequestGate` over the runtime.
+
+Law: `concerns` looks at bytes only; `plan` parses once, decides in the runtime, and hands back headers. The body goes to the engine
+as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from polykv_proxy.api.scan import names_something
+from polykv_proxy.api.wishes import read_wish
+from polykv_proxy.core.attach import Wish
+from polykv_proxy.core.prefix import Tokens
+from polykv_proxy.errors import ApiError
+from polykv_proxy.ports import Header, Plan, Refusal, RelayRequest
+from polykv_proxy.runtime.requests import Booked
+from polykv_proxy.runtime.runtime import Runtime
+
+_PASSED_ON = frozenset({b"authorization", b"x-api-key", b"content-type"})
+
+
+class PoolGate:
+    """Attaches requests to pools and sessions. `default_pool` applies to requests that name none."""
+
+    def __init__(self, runtime: Runtime, default_pool: str | None = None) -> None:
+        self._runtime = runtime
+        self._default_pool = default_pool
+
+    def concerns(self, request: RelayRequest) -> bool:
+        """One scan of raw bytes. Never parses JSON."""
+        if not self._runtime.offers_pools:
+            return False
+        if self._default_pool is not None and self._known(self._default_pool):
+            return True
+        return names_something(request.headers, request.body)
+
+    async def plan(self, request: RelayRequest) -> Plan | Refusal:
+        """The headers that attach a request, or an answer of ours."""
+        try:
+            wish = read_wish(request.headers, request.body, self._default_pool, self._known)
+            if wish.pool is None and wish.session_id is None:
+                return _PLAIN
+            booked = await self._runtime.requests.book(wish, partial(self._dry_run, request))
+        except ApiError as error:
+            return Refusal(error.status, error.body(), error.headers())
+        return self._planned(booked, wish)
+
+    def _known(self, key: str | int) -> bool:
+        return self._runtime.hub.ledger.tree.find(key) is not None
+
+    async def _dry_run(self, request: RelayRequest) -> list[Tokens]:
+        headers = [(name, value) for name, value in request.headers if name.lower() in _PASSED_ON]
+        return await self._runtime.hub.client.dry_run(request.target.decode("latin-1"), request.body, headers)
+
+    def _planned(self, booked: Booked, wish: Wish) -> Plan:
+        desk = self._runtime.requests
+        statuses: list[int] = []
+
+        def reply(status: int, headers: Sequence[Header]) -> Sequence[Header]:
+            statuses.append(status)
+            return desk.reply_headers(booked, wish, headers)
+
+        def done() -> None:
+            desk.http_done(booked, refused=any(status >= 400 for status in statuses))
+
+        return Plan(desk.engine_headers(booked), reply, done)
+
+
+_PLAIN = Plan((), lambda _status, _headers: (), lambda: None)

@@ -1,0 +1,123 @@
+"""`/polykv/pools`: create, list, show, release.
+
+Law: parse, call the runtime, render; no decision is made here.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+
+from polykv_proxy.api.context import ApiContext, read_body
+from polykv_proxy.api.waiting import as_events, first_step, outcome, outcome_for
+from polykv_proxy.api.wire import CreatePool, parse
+from polykv_proxy.core.pools import Pool, is_pool_number
+from polykv_proxy.errors import ApiError
+from polykv_proxy.runtime.idempotency import Ticket
+from polykv_proxy.runtime.journal import Reply
+from polykv_proxy.runtime.pools import PoolFlight
+
+CLIENT_LEFT = 499
+_MAX_KEY = 255
+
+
+def pool_routes(context: ApiContext) -> APIRouter:
+    """The routes."""
+    router = APIRouter()
+    runtime = context.runtime
+
+    @router.post("/polykv/pools")
+    async def create_pool(request: Request) -> Response:
+        body = await read_body(context, request)
+        wait, stream = _flag(request, "wait", default=True), _flag(request, "stream", default=False)
+        spec = parse(CreatePool, body).spec()
+        ticket = _ticket(request, body)
+        if ticket is not None and (reply := runtime.pools.desk.replay(ticket, runtime.hub.clock.wall())) is not None:
+            return _replayed(reply)
+        flight = runtime.pools.create(spec, ticket, keep=not wait)
+        if stream:
+            return await _streamed(flight)
+        return await _awaited(request, flight) if wait else await _accepted(context, flight)
+
+    @router.get("/polykv/pools")
+    async def list_pools() -> Response:
+        return JSONResponse(runtime.view.pools(runtime.hub.hello, await runtime.state()))
+
+    @router.get("/polykv/pools/{key}")
+    async def show_pool(key: str) -> Response:
+        state = await runtime.state()
+        return JSONResponse(runtime.view.pool(_find(context, key), runtime.hub.hello, state))
+
+    @router.delete("/polykv/pools/{key}")
+    async def release_pool(key: str) -> Response:
+        pool = _find(context, key)
+        n_running, detached = await runtime.pools.release(pool.pool_id)
+        facts = {"pool_id": pool.pool_id, "name": pool.name, "detached_sessions": list(detached)}
+        if n_running:
+            return JSONResponse({**facts, "residency": "releasing", "n_running": n_running}, status_code=202)
+        return JSONResponse({**facts, "released": True})
+
+    return router
+
+
+def _find(context: ApiContext, key: str) -> Pool:
+    return context.runtime.pools.find(int(key) if is_pool_number(key) else key)
+
+
+async def _awaited(request: Request, flight: PoolFlight) -> Response:
+    made = await outcome_for(request, flight)
+    if made is None:
+        return Response(status_code=CLIENT_LEFT)
+    return _json(made.reply, made.status, made.pool_id)
+
+
+async def _accepted(context: ApiContext, flight: PoolFlight) -> Response:
+    flight.keep = flight.kept_open = True
+    step = await first_step(flight)
+    pool = context.runtime.hub.ledger.tree.get(step.pool_id) if step is not None else None
+    if pool is None:
+        made = await outcome(flight)
+        return _json(made.reply, made.status, made.pool_id)
+    shown = context.runtime.view.pool(pool, context.runtime.hub.hello)
+    return JSONResponse(shown, status_code=202, headers={"location": f"/polykv/pools/{pool.pool_id}"})
+
+
+async def _streamed(flight: PoolFlight) -> Response:
+    """Errors known before there is an id are plain answers."""
+    with flight.held():
+        if await first_step(flight) is None:
+            await outcome(flight)
+        return StreamingResponse(
+            flight.holding(as_events(flight)), media_type="text/event-stream", headers={"cache-control": "no-cache"}
+        )
+
+
+def _json(reply: str, status: int, pool_id: int) -> Response:
+    headers = {"location": f"/polykv/pools/{pool_id}"} if status == 201 else None
+    return Response(reply, status_code=status, media_type="application/json", headers=headers)
+
+
+def _replayed(reply: Reply) -> Response:
+    return Response(reply.reply, status_code=reply.status, media_type="application/json", headers={"idempotent-replayed": "true"})
+
+
+def _ticket(request: Request, body: bytes) -> Ticket | None:
+    key = request.headers.get("idempotency-key")
+    if key is None:
+        return None
+    if not 0 < len(key) <= _MAX_KEY or not key.isascii() or not key.isprintable():
+        raise ApiError(
+            "invalid_request", f"Idempotency-Key must be 1 to {_MAX_KEY} printable ASCII characters", param="Idempotency-Key"
+        )
+    return Ticket.of(key, request.url.path, body)
+
+
+def _flag(request: Request, name: str, *, default: bool) -> bool:
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    if value in {"1", "true"}:
+        return True
+    if value in {"0", "false"}:
+        return False
+    raise ApiError("invalid_request", f"{name} must be 0 or 1, not {value!r:.40}", param=name)

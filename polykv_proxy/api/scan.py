@@ -1,0 +1,29 @@
+"""One look at the raw bytes of a request: can it name a pool or a session?
+
+Law: never parses JSON. A miss must be right; a hit may be wrong, parsing settles it. JSON may spell any key with `\\u` escapes, and
+the engine reads it as the same key, so bytes that could spell one of ours are a hit too.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from polykv_proxy.ports import Header
+
+_KEYS = (b'pool_id"', b'session_id"', b'shared_pool_slot"', b'shared_prefix_n_tokens"')
+_MODEL = re.compile(rb'"model"\s*:\s*"[^"\\]*@')
+_ESCAPED = re.compile(rb"\\u00[4-7][0-9a-fA-F]")
+"""An escaped `@`, letter or `_`: no writer of JSON does that by itself, so it is rare and worth a parse."""
+_HEADERS = frozenset({b"x-pool-id", b"x-session-id"})
+
+
+def names_something(headers: Sequence[Header], body: bytes) -> bool:
+    """May this request name a pool or a session by a header, a key of its body, or its model?"""
+    if any(name.lower() in _HEADERS for name, _ in headers):
+        return True
+    if any(key in body for key in _KEYS):
+        return True
+    if b"@" in body and _MODEL.search(body) is not None:
+        return True
+    return b"\\u00" in body and _ESCAPED.search(body) is not None

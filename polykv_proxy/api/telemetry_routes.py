@@ -1,0 +1,65 @@
+"""`/polykv/capacity` and `/polykv/health`.
+
+Law: facts only. Health always answers; its details (last lines of the engine's output) are for holders of a key.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from polykv_proxy.api.context import ApiContext, key_of
+from polykv_proxy.errors import ApiError
+
+_DETAILS = frozenset({"last_lines", "command", "pid"})
+
+
+def telemetry_routes(context: ApiContext) -> APIRouter:
+    """The routes."""
+    router = APIRouter()
+    runtime = context.runtime
+
+    @router.get("/polykv/capacity")
+    async def capacity() -> Response:
+        hello = runtime.hub.require_engine()
+        state = await runtime.state()
+        if state is None:
+            raise ApiError("engine_unavailable", "the engine does not answer", retry_after_s=1)
+        return JSONResponse(runtime.view.capacity(hello, state))
+
+    return router
+
+
+def health_route(context: ApiContext) -> APIRouter:
+    """`/polykv/health`: open to everyone."""
+    router = APIRouter()
+    hub = context.runtime.hub
+
+    @router.get("/polykv/health")
+    async def health(request: Request) -> Response:
+        facts = dict(context.health())
+        if not context.keys.accepts(key_of(request)):
+            facts = {key: value for key, value in facts.items() if key not in _DETAILS}
+        return JSONResponse({**facts, "pools": _pools()})
+
+    def _pools() -> dict[str, object]:
+        if hub.absent is not None:
+            return {"state": "off", "reason": hub.absent}
+        if hub.hello is None or not hub.linked:
+            return {
+                "state": "unknown",
+                "reason": "the engine has not answered yet" if hub.hello is None else "the engine does not answer",
+            }
+        on = hub.hello.prefix_sharing != "none" and hub.hello.max_pools > 0
+        return {
+            "state": "on" if on else "off",
+            "reason": hub.hello.prefix_sharing_why,
+            "prefix_sharing": hub.hello.prefix_sharing,
+            "max_pools": hub.hello.max_pools,
+            "pools_price_bytes": hub.hello.pools_price_bytes,
+            "boot_id": hub.hello.boot_id,
+            "phase": hub.hello.phase,
+            "engine": hub.hello.model_dump(exclude={"boot_id", "phase"}),
+        }
+
+    return router

@@ -1,0 +1,96 @@
+"""Bodies of our own verbs, checked at the edge.
+
+Law: an unknown field is an error that names it; so is a wrong type. What comes out is a value of the runtime.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+
+from polykv_proxy.core.pools import NAME_RULE, valid_name
+from polykv_proxy.core.prefix import INT32_MAX, as_tokens
+from polykv_proxy.core.sessions import MAX_ID, valid_session_id
+from polykv_proxy.errors import ApiError
+from polykv_proxy.runtime.pools import PoolSpec
+from polykv_proxy.runtime.prefixes import Conversation
+
+TokenId = Annotated[StrictInt, Field(ge=0, le=INT32_MAX)]
+Body = TypeVar("Body", bound=BaseModel)
+_SOURCES = ("tokens", "prompt", "messages", "from_session")
+
+
+class CreatePool(BaseModel):
+    """`POST /polykv/pools`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    tokens: Annotated[list[TokenId], Field(min_length=1)] | None = None
+    prompt: Annotated[StrictStr, Field(min_length=1)] | None = None
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    from_session: StrictStr | None = None
+    n_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
+    name: StrictStr | None = None
+    ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
+
+    def spec(self) -> PoolSpec:
+        """What it asks for. ApiError 400 names the field that does not fit the others."""
+        given = [source for source in _SOURCES if getattr(self, source) is not None]
+        if len(given) != 1:
+            what = f"{' and '.join(given)} came together" if given else "none came"
+            raise _bad(given[1] if given else "tokens", f"give exactly one of {', '.join(_SOURCES)}; {what}")
+        self._check_companions(given[0])
+        if self.name is not None and not valid_name(self.name):
+            raise _bad("name", f"name must match {NAME_RULE}, not {self.name!r:.80}")
+        if self.from_session is not None and not valid_session_id(self.from_session):
+            raise _bad("from_session", f"from_session must be a session id: 1 to {MAX_ID} printable ASCII characters")
+        return PoolSpec(
+            tokens=None if self.tokens is None else as_tokens(self.tokens),
+            prompt=self.prompt,
+            conversation=self._conversation(),
+            from_session=self.from_session,
+            n_tokens=self.n_tokens,
+            name=self.name,
+            ttl_s=self.ttl_s,
+        )
+
+    def _check_companions(self, source: str) -> None:
+        for field, needs in (("tools", "messages"), ("chat_template_kwargs", "messages"), ("n_tokens", "from_session")):
+            if getattr(self, field) is not None and source != needs:
+                raise _bad(field, f"{field} goes with {needs}, not with {source}")
+
+    def _conversation(self) -> Conversation | None:
+        if self.messages is None:
+            return None
+        extra = {"tools": self.tools, "chat_template_kwargs": self.chat_template_kwargs}
+        return Conversation(self.messages, {key: value for key, value in extra.items() if value is not None})
+
+
+def parse(model: type[Body], raw: bytes) -> Body:
+    """A body of one of our verbs. ApiError 400 says which field is wrong and why."""
+    try:
+        fields = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ApiError("invalid_request", f"the body is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ApiError("invalid_request", "the body must be a JSON object")
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        raise _first(error, model) from error
+
+
+def _first(error: ValidationError, model: type[BaseModel]) -> ApiError:
+    problem = error.errors(include_url=False, include_input=False)[0]
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+    if problem["type"] == "extra_forbidden":
+        return _bad(path, f"unknown field {path}; known are {', '.join(model.model_fields)}")
+    return _bad(path, f"{path}: {problem['msg']}")
+
+
+def _bad(field: str, message: str) -> ApiError:
+    return ApiError("invalid_request", message, param=field)

@@ -1,0 +1,111 @@
+"""The books of running requests: who uses which pool and session until the engine says that it is over.
+
+Law: a book closes on the engine's word (`released` or `dropped` for each of its tasks, or a refusal before any task was made),
+on a new boot, or when the engine's state is read and does not know the request. Never on the end of HTTP alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from polykv_proxy.core.events import SlotEvent, SlotEventKind
+
+_SETTLES = (SlotEventKind.RELEASED, SlotEventKind.DROPPED)
+
+
+@dataclass(frozen=True, slots=True)
+class Book:
+    """One request. `n_tasks` is what its body asks for (n, prompt arrays); `done_ts` is the end of its HTTP exchange."""
+
+    req: int
+    n_tasks: int
+    opened_ts: float
+    pool_id: int | None = None
+    session: int | None = None
+    open_tasks: frozenset[int] = frozenset()
+    settled_tasks: frozenset[int] = frozenset()
+    first_token_us: int | None = None
+    refused: bool = False
+    done_ts: float | None = None
+
+    @property
+    def active(self) -> bool:
+        """Has a first token come out?"""
+        return self.first_token_us is not None
+
+    @property
+    def state(self) -> str:
+        """`waiting`, `running`, or `finishing`: HTTP is over, the engine has not released it."""
+        if self.done_ts is not None:
+            return "finishing"
+        return "running" if self.open_tasks else "waiting"
+
+    @property
+    def closed(self) -> bool:
+        """Has the engine's word closed it?"""
+        if self.refused and self.done_ts is not None and not self.open_tasks:
+            return True
+        return not self.open_tasks and len(self.settled_tasks) >= self.n_tasks
+
+
+class Books:
+    """All open books by request number."""
+
+    def __init__(self) -> None:
+        self._books: dict[int, Book] = {}
+
+    def __iter__(self) -> Iterator[Book]:
+        return iter(list(self._books.values()))
+
+    def __len__(self) -> int:
+        return len(self._books)
+
+    def get(self, req: int) -> Book | None:
+        """The open book of a request."""
+        return self._books.get(req)
+
+    def open(self, book: Book) -> None:
+        """Enter a new book."""
+        assert book.req not in self._books, "request numbers are not re-used"
+        self._books[book.req] = book
+
+    def note(self, event: SlotEvent) -> tuple[Book, Book] | None:
+        """Take in an event: the book before and after, or None for a request without an open book."""
+        before = self._books.get(event.req)
+        return None if before is None else self._change(before, _after(before, event))
+
+    def http_done(self, req: int, now: float, *, refused: bool) -> tuple[Book, Book] | None:
+        """The HTTP exchange is over; `refused` when the engine answered an error, so that no task may ever have been made."""
+        before = self._books.get(req)
+        return None if before is None else self._change(before, replace(before, done_ts=now, refused=before.refused or refused))
+
+    def close(self, req: int) -> Book | None:
+        """Take a book away for another reason than its events."""
+        return self._books.pop(req, None)
+
+    def overdue(self, now: float, after_s: float) -> list[Book]:
+        """Books without a running task whose HTTP exchange ended `after_s` or longer ago."""
+        return [b for b in self._books.values() if b.done_ts is not None and now - b.done_ts >= after_s]
+
+    def of_pool(self, pool_id: int) -> list[Book]:
+        """Open books that hold a pool."""
+        return [b for b in self._books.values() if b.pool_id == pool_id]
+
+    def _change(self, before: Book, after: Book) -> tuple[Book, Book]:
+        if after.closed:
+            del self._books[before.req]
+        else:
+            self._books[before.req] = after
+        return before, after
+
+
+def _after(book: Book, event: SlotEvent) -> Book:
+    index = event.index
+    if event.kind is SlotEventKind.LAUNCHED and index not in book.settled_tasks:
+        return replace(book, open_tasks=book.open_tasks | {index})
+    if event.kind is SlotEventKind.FIRST_TOKEN:
+        return book if book.active else replace(book, first_token_us=event.t_us)
+    if event.kind in _SETTLES:
+        return replace(book, open_tasks=book.open_tasks - {index}, settled_tasks=book.settled_tasks | {index})
+    return book

@@ -1,0 +1,397 @@
+"""The whole of what the proxy knows: pools, sessions and request books, changed by one method per happening.
+
+Law: each method takes values and `now`, changes the records at once, and returns the commands that follow. Nothing here waits, so
+no decision is ever taken on half-changed records. KV is believed only while the engine's boot and sequence list say so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from polykv_proxy.core.attach import Attachment, Wish, decide_attach
+from polykv_proxy.core.books import Book, Books
+from polykv_proxy.core.commands import Command, EndSession, ExpirePool, FreeSeq, SavePool
+from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind
+from polykv_proxy.core.pools import REBUILDABLE, Pool, PoolCounts, PoolTree, Residency, SeqRef, with_tokens
+from polykv_proxy.core.prefix import Tokens
+from polykv_proxy.core.sessions import Session, SessionLedger
+from polykv_proxy.errors import ApiError
+
+MODEL_CHANGED = "model_changed"
+OVERDUE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Where a pool's KV was when it was last seen: a sequence of one boot of the engine."""
+
+    boot_id: str
+    seq: SeqRef
+    cells: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerLimits:
+    """Bounds: number of pool objects, seconds until an idle session ends."""
+
+    max_pool_objects: int = 1024
+    session_ttl_s: float = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Releasing:
+    """What a release did: `running` requests still hold the pool; `detached` names idle sessions that lost it."""
+
+    running: int
+    detached: tuple[str, ...]
+    commands: tuple[Command, ...]
+
+
+class Ledger:
+    """Pools, sessions and books of one proxy. `first_number` starts both request and session numbers."""
+
+    def __init__(self, limits: LedgerLimits, *, first_number: int = 1, next_pool_id: int = 1) -> None:
+        self.limits = limits
+        self.tree = PoolTree(next_pool_id)
+        self.sessions = SessionLedger(first_number)
+        self.books = Books()
+        self.facts: EngineFacts | None = None
+        self._placements: dict[int, Placement] = {}
+        self._undecided: set[int] = set()
+        self._next_req = first_number
+
+    # -- the engine comes and goes ----------------------------------------------------------------------------------
+
+    def restore(self, pool: Pool, placement: Placement | None) -> None:
+        """Enter a pool read from the journal: lost until the engine proves that it still holds it."""
+        self.tree.put(pool.displaced(Residency.LOST, "not seen since the proxy started"))
+        if placement is not None:
+            self._placements[pool.pool_id] = placement
+
+    def engine_ready(self, facts: EngineFacts, snapshot: EngineSnapshot, now: float) -> list[Command]:
+        """The engine answered `hello` and `state`: believe what they show and nothing else.
+
+        The first time in the life of this proxy, sequences and sessions that nobody here knows are given back.
+        """
+        first = self.facts is None
+        same_boot = not first and self.facts is not None and self.facts.boot_id == facts.boot_id
+        commands = [] if same_boot else self._forget_boot(facts.boot_id)
+        self.facts = facts
+        commands += self._settle_books(snapshot, now)
+        for pool in list(self.tree):
+            commands += self._reconcile(pool, facts, snapshot)
+        if first:
+            commands += self._strays(snapshot)
+        return commands
+
+    def engine_lost(self, reason: str) -> None:
+        """Nobody answers at the engine's address: what was resident is lost until the same boot is seen again."""
+        for pool in list(self.tree):
+            if pool.seq is not None and pool.residency is Residency.RESIDENT:
+                self._displace(pool, reason)
+
+    def _forget_boot(self, boot_id: str) -> list[Command]:
+        for book in self.books:
+            self.books.close(book.req)
+        for session in self.sessions:
+            self.sessions.end(session.session_id)
+        commands: list[Command] = []
+        for pool in list(self.tree):
+            placement = self._placements.get(pool.pool_id)
+            if pool.residency is Residency.RELEASING:
+                commands += self._remove(pool)
+            elif placement is not None and placement.boot_id != boot_id:
+                del self._placements[pool.pool_id]
+                if pool.residency is Residency.RESIDENT:
+                    self.tree.put(pool.displaced(Residency.LOST, "the engine started anew"))
+        return commands
+
+    def _reconcile(self, pool: Pool, facts: EngineFacts, snapshot: EngineSnapshot) -> list[Command]:
+        if pool.residency is Residency.MATERIALIZING:
+            return []
+        if pool.fingerprint != facts.fingerprint:
+            if pool.reason == MODEL_CHANGED:
+                return []
+            self._placements.pop(pool.pool_id, None)
+            self.tree.put(pool.displaced(Residency.FAILED, MODEL_CHANGED))
+            return []
+        if pool.residency is Residency.FAILED and pool.reason == MODEL_CHANGED:
+            self.tree.put(pool.displaced(Residency.LOST, "its model is back"))
+            return []
+        placement = self._placements.get(pool.pool_id)
+        held = placement is not None and placement.boot_id == facts.boot_id and placement.seq in snapshot.seqs
+        if pool.residency is Residency.LOST and held and placement is not None:
+            self.tree.put(pool.placed(placement.seq, placement.cells))
+        elif pool.residency is Residency.RESIDENT and not held:
+            self.tree.put(pool.displaced(Residency.LOST, "the engine no longer holds it"))
+        return []
+
+    def _strays(self, snapshot: EngineSnapshot) -> list[Command]:
+        ours = {pool.seq for pool in self.tree if pool.seq is not None}
+        seqs: list[Command] = [FreeSeq(seq, snapshot.boot_id) for seq in sorted(set(snapshot.seqs) - ours)]
+        known = {session.number for session in self.sessions}
+        return seqs + [EndSession(number) for number in sorted(snapshot.sessions - known)]
+
+    def _settle_books(self, snapshot: EngineSnapshot, now: float) -> list[Command]:
+        """Events may have been missed: a task that was running and holds no slot any more is over."""
+        commands: list[Command] = []
+        for book in self.books:
+            if book.req in snapshot.reqs:
+                continue
+            for index in book.open_tasks:
+                gone = SlotEvent(SlotEventKind.RELEASED, book.req, index, book.session or 0, None)
+                commands += self.engine_event(gone, now)
+        return commands
+
+    # -- pools --------------------------------------------------------------------------------------------------------
+
+    def room_for_pool(self) -> None:
+        """ApiError 429 when the number of pool objects is at its bound."""
+        limit = self.limits.max_pool_objects
+        if len(self.tree) >= limit:
+            raise ApiError(
+                "too_many_pools",
+                f"there are {len(self.tree)} pools and at most {limit} may exist (--max-pool-objects); release some",
+                extra={"n_pools": len(self.tree), "max_pool_objects": limit},
+            )
+
+    def begin_pool(self, pool: Pool) -> None:
+        """Enter a pool that is being made. Its id and name are taken from now on."""
+        self.tree.put(pool)
+
+    def discard(self, pool_id: int, reason: str | None = None) -> None:
+        """A pool could not be made: forget it, or keep it as `failed` with the reason."""
+        pool = self.tree.get(pool_id)
+        if pool is None:
+            return
+        self._placements.pop(pool_id, None)
+        if reason is None and not self.books.of_pool(pool_id):
+            self.tree.remove(pool_id)
+        else:
+            self.tree.put(pool.displaced(Residency.FAILED, reason or "it could not be made"))
+
+    def begin_rebuild(self, pool_id: int) -> Pool:
+        """A lost pool is being made again."""
+        pool = self.tree.get(pool_id)
+        assert pool is not None
+        assert pool.residency in REBUILDABLE
+        again = pool.displaced(Residency.MATERIALIZING, "being made again")
+        self.tree.put(again)
+        return again
+
+    def rebuild_failed(self, pool_id: int, reason: str) -> None:
+        """It could not be made again: lost, as before."""
+        pool = self.tree.get(pool_id)
+        if pool is not None and pool.residency is Residency.MATERIALIZING:
+            self._displace(pool, reason)
+
+    def place(self, pool_id: int, seq: SeqRef, cells: int, boot_id: str, tokens: Tokens | None = None) -> list[Command]:
+        """A pool's KV now lies in `seq` of that boot; `tokens` where they are known only now (snapshots).
+
+        A pool that was released meanwhile gives the sequence back; one whose boot is over is lost.
+        """
+        pool = self.tree.get(pool_id)
+        if pool is None or pool.residency is not Residency.MATERIALIZING:
+            return [FreeSeq(seq, boot_id)]
+        if tokens is not None:
+            pool = with_tokens(pool, tokens)
+        if self.facts is None or self.facts.boot_id != boot_id:
+            self.tree.put(pool.displaced(Residency.LOST, "the engine started anew"))
+            return []
+        self.tree.put(pool.placed(seq, cells))
+        self._placements[pool_id] = Placement(boot_id, seq, cells)
+        return [SavePool(pool_id)]
+
+    def placement(self, pool_id: int) -> Placement | None:
+        """Where the pool's KV was last seen."""
+        return self._placements.get(pool_id)
+
+    def begin_release(self, pool_id: int) -> Pool:
+        """Mark a pool releasing, so that nothing new attaches; returns the record as it was.
+
+        ApiError 404 for an unknown pool, 409 with children. `commit_release` or `revert_release` must follow.
+        """
+        pool = self.tree.get(pool_id)
+        if pool is None:
+            raise ApiError("pool_not_found", f"there is no pool {pool_id}", param="pool_id")
+        if pool.residency is Residency.RELEASING:
+            raise ApiError("pool_releasing", f"pool {pool_id} is being released already", param="pool_id")
+        children = self.tree.children(pool_id)
+        if children:
+            message = f"pool {pool_id} has children {children}; release them first"
+            raise ApiError("pool_has_children", message, param="pool_id", extra={"children": children})
+        self.tree.put(replace(pool, residency=Residency.RELEASING))
+        self._undecided.add(pool_id)
+        return pool
+
+    def revert_release(self, before: Pool) -> None:
+        """The release could not be written down: the pool is what it was."""
+        self._undecided.discard(before.pool_id)
+        now = self.tree.get(before.pool_id)
+        if now is not None:
+            self.tree.put(replace(before, counts=now.counts, last_access_ts=now.last_access_ts))
+
+    def commit_release(self, pool_id: int) -> Releasing:
+        """Release for good: at once when nothing runs on it, else when the last book closes. Idle sessions are detached."""
+        self._undecided.discard(pool_id)
+        running = len(self.books.of_pool(pool_id))
+        detached = self._detach_sessions(pool_id, idle_only=running > 0)
+        pool = self.tree.get(pool_id)
+        commands = [] if pool is None or running else self._remove(pool)
+        return Releasing(running, detached, tuple(commands))
+
+    def _detach_sessions(self, pool_id: int, *, idle_only: bool) -> tuple[str, ...]:
+        attached = [session for session in self.sessions.of_pool(pool_id) if not (idle_only and session.n_streams)]
+        for session in attached:
+            self.sessions.put(replace(session, pool_id=None))
+        return tuple(sorted(session.session_id for session in attached))
+
+    def _remove(self, pool: Pool) -> list[Command]:
+        self._detach_sessions(pool.pool_id, idle_only=False)
+        placement = self._placements.pop(pool.pool_id, None)
+        self.tree.remove(pool.pool_id)
+        return [FreeSeq(placement.seq, placement.boot_id)] if placement is not None else []
+
+    def _displace(self, pool: Pool, reason: str) -> None:
+        self.tree.put(pool.displaced(Residency.LOST, reason))
+
+    # -- requests -----------------------------------------------------------------------------------------------------
+
+    def take_req(self) -> int:
+        """A request number, never handed out again."""
+        self._next_req += 1
+        return self._next_req - 1
+
+    def admit(self, req: int, wish: Wish, now: float) -> tuple[Attachment, Session | None]:
+        """Decide a request and open its book, so that nothing it needs can go while it waits.
+
+        ApiError refuses it and opens nothing.
+        """
+        attachment = decide_attach(self.tree, wish)
+        pool = attachment.pool
+        session = self._enter_session(wish, pool, now)
+        number = session.number if session else None
+        self.books.open(Book(req, wish.n_tasks, now, pool.pool_id if pool else None, number))
+        if pool is not None:
+            self.tree.put(replace(pool, last_access_ts=now))
+        return attachment, session
+
+    def _enter_session(self, wish: Wish, pool: Pool | None, now: float) -> Session | None:
+        if wish.session_id is None:
+            return None
+        session = self.sessions.open(wish.session_id, now)
+        entered = replace(
+            session,
+            n_streams=session.n_streams + 1,
+            n_turns=session.n_turns + 1,
+            pool_id=pool.pool_id if pool else session.pool_id,
+        )
+        self.sessions.put(entered)
+        return entered
+
+    def engine_event(self, event: SlotEvent, now: float) -> list[Command]:
+        """One slot event: books, sessions and counts follow; a releasing pool goes with its last book."""
+        change = self.books.note(event)
+        if change is None:
+            return []
+        before, after = change
+        if event.kind is SlotEventKind.LAUNCHED and after.pool_id is not None:
+            self._count(after.pool_id, event)
+        self._measure(after, event)
+        self._follow_session(before, after, now)
+        return self._when_closed(after) if after.closed else []
+
+    def http_done(self, req: int, now: float, *, refused: bool) -> list[Command]:
+        """The HTTP exchange of a request is over."""
+        change = self.books.http_done(req, now, refused=refused)
+        if change is None:
+            return []
+        before, after = change
+        self._follow_session(before, after, now)
+        return self._when_closed(after) if after.closed else []
+
+    def abandon(self, req: int, now: float) -> list[Command]:
+        """A request that never reached the engine is over."""
+        book = self.books.close(req)
+        if book is None:
+            return []
+        self._leave_session(book, now)
+        return self._when_closed(book)
+
+    def settle_overdue(self, snapshot: EngineSnapshot, now: float) -> list[Command]:
+        """Close the books whose HTTP ended a while ago and whose request the engine does not run."""
+        commands: list[Command] = []
+        for book in self.books.overdue(now, OVERDUE_S):
+            if book.req not in snapshot.reqs:
+                commands += self.abandon(book.req, now)
+        return commands
+
+    def _follow_session(self, before: Book, after: Book, now: float) -> None:
+        session = self.sessions.by_number(after.session) if after.session is not None else None
+        if session is None:
+            return
+        if after.closed:
+            self._leave_session(before, now)
+        elif after.active and not before.active:
+            self.sessions.put(replace(session, n_active=session.n_active + 1, last_used_ts=now))
+
+    def _measure(self, book: Book, event: SlotEvent) -> None:
+        """The pace of a turn, once it is finished."""
+        session = self.sessions.by_number(book.session) if book.session is not None else None
+        start = book.first_token_us
+        if event.kind is not SlotEventKind.FINISHED or session is None or start is None:
+            return
+        if event.n_decoded > 1 and event.t_us > start:
+            self.sessions.put(replace(session, last_tps=(event.n_decoded - 1) / (event.t_us - start) * 1e6))
+
+    def _leave_session(self, book: Book, now: float) -> None:
+        session = self.sessions.by_number(book.session) if book.session is not None else None
+        if session is not None:
+            active = session.n_active - (1 if book.active else 0)
+            self.sessions.put(replace(session, n_streams=session.n_streams - 1, n_active=active, last_used_ts=now))
+
+    def _count(self, pool_id: int, event: SlotEvent) -> None:
+        pool = self.tree.get(pool_id)
+        if pool is None:
+            return
+        counts = PoolCounts(
+            pool.counts.n_queries + 1,
+            pool.counts.n_hits + (1 if event.n_shared else 0),
+            pool.counts.n_tokens_shared + event.n_shared,
+        )
+        self.tree.put(replace(pool, counts=counts))
+        if event.miss == "stale_seq" and event.seq is not None and pool.seq == event.seq and pool.residency is Residency.RESIDENT:
+            self._placements.pop(pool_id, None)
+            self.tree.put(replace(pool, counts=counts).displaced(Residency.LOST, "the engine no longer holds its sequence"))
+
+    def _when_closed(self, book: Book) -> list[Command]:
+        pool = self.tree.get(book.pool_id) if book.pool_id is not None else None
+        if pool is None or pool.residency is not Residency.RELEASING:
+            return []
+        if pool.pool_id in self._undecided or self.books.of_pool(pool.pool_id):
+            return []
+        return self._remove(pool)
+
+    # -- sessions and time --------------------------------------------------------------------------------------------
+
+    def end_session(self, session_id: str) -> Session:
+        """Forget a session; its requests' books close on the engine's events. ApiError 404 for an unknown one."""
+        session = self.sessions.end(session_id)
+        if session is None:
+            raise ApiError("session_not_found", f"there is no session {session_id!r}; GET /polykv/sessions lists those there are")
+        return session
+
+    def sweep(self, now: float) -> list[Command]:
+        """What time alone ends: idle sessions, and unused pools with a `ttl_s`."""
+        commands: list[Command] = []
+        for session in self.sessions.expired(now, self.limits.session_ttl_s):
+            self.sessions.end(session.session_id)
+            commands.append(EndSession(session.number))
+        commands += [ExpirePool(pool.pool_id) for pool in self.tree if self._pool_expired(pool, now)]
+        return commands
+
+    def _pool_expired(self, pool: Pool, now: float) -> bool:
+        if pool.ttl_s is None or now - pool.last_access_ts < pool.ttl_s:
+            return False
+        settled = pool.residency not in {Residency.MATERIALIZING, Residency.RELEASING}
+        return settled and not self.books.of_pool(pool.pool_id) and not self.tree.children(pool.pool_id)

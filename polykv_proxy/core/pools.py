@@ -1,0 +1,199 @@
+"""Pool records: what a pool is, what its name may look like, and which changes of its residency exist.
+
+Law: records are immutable values; `PoolTree` holds them and hands out new ones. A pool id is never used twice.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from polykv_proxy.core.prefix import Match, PrefixHash, PrefixIndex, Tokens, hash_prefix
+
+NAME_RULE = "[a-z_][a-z0-9_.-]{0,63}"
+_NAME = re.compile(NAME_RULE)
+_ID = re.compile(r"[0-9]{1,18}")
+
+
+class Residency(StrEnum):
+    """Where a pool's KV is. Only `resident` has KV in the engine's cache."""
+
+    MATERIALIZING = "materializing"
+    RESIDENT = "resident"
+    SAVED = "saved"
+    EVICTED = "evicted"
+    LOST = "lost"
+    RELEASING = "releasing"
+    QUARANTINED = "quarantined"
+    FAILED = "failed"
+
+
+REBUILDABLE = frozenset({Residency.SAVED, Residency.EVICTED, Residency.LOST})
+"""Residencies from which the next attach rebuilds the pool."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SeqRef:
+    """A sequence of the engine: its id and which allocation of that id."""
+
+    seq: int
+    gen: int
+
+    def __str__(self) -> str:
+        return f"{self.seq}.{self.gen}"
+
+    @classmethod
+    def parse(cls, text: str) -> SeqRef:
+        """From `"5.3"`. ValueError for anything else."""
+        seq, dot, gen = text.partition(".")
+        if not (dot and seq.isdecimal() and gen.isdecimal()):
+            raise ValueError(f"not a sequence: {text!r}; expected seq.gen")
+        return cls(int(seq), int(gen))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolCounts:
+    """What the engine reported about requests that named the pool."""
+
+    n_queries: int = 0
+    n_hits: int = 0
+    n_tokens_shared: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pool:
+    """A shared prefix `[0, L)`: names, tokens, and where its KV is.
+
+    `seq` is set exactly while there is KV (resident, and releasing from there). `reason` says why a pool is lost or failed. The
+    parent holds `[0, branch_pos)`; a root has no parent and branches at 0. Times are Unix seconds.
+    """
+
+    pool_id: int
+    tokens: Tokens
+    hashed: PrefixHash
+    residency: Residency
+    fingerprint: str
+    created_ts: float
+    last_access_ts: float
+    name: str | None = None
+    parent: int | None = None
+    branch_pos: int = 0
+    source: str = "tokens"
+    ttl_s: float | None = None
+    seq: SeqRef | None = None
+    cells: int = 0
+    reason: str | None = None
+    counts: PoolCounts = field(default_factory=PoolCounts)
+
+    @property
+    def prefix_len(self) -> int:
+        """L, in tokens."""
+        return int(self.tokens.size)
+
+    @property
+    def own_tokens(self) -> Tokens:
+        """The tokens `[branch_pos, L)` that the parent does not have."""
+        return self.tokens[self.branch_pos :]
+
+    def placed(self, seq: SeqRef, cells: int) -> Pool:
+        """This pool with KV in the engine."""
+        return replace(self, residency=Residency.RESIDENT, seq=seq, cells=cells, reason=None)
+
+    def displaced(self, residency: Residency, reason: str) -> Pool:
+        """This pool without KV in the engine."""
+        return replace(self, residency=residency, seq=None, cells=0, reason=reason)
+
+
+def valid_name(name: str) -> bool:
+    """Does the name follow the rule? Never all digits, by its first character."""
+    return _NAME.fullmatch(name) is not None
+
+
+def is_pool_number(text: str) -> bool:
+    """Is it a pool id written as digits?"""
+    return _ID.fullmatch(text) is not None
+
+
+class PoolTree:
+    """All pools by id and by name, and the index over their prefixes."""
+
+    def __init__(self, next_id: int = 1) -> None:
+        self._pools: dict[int, Pool] = {}
+        self._names: dict[str, int] = {}
+        self._index = PrefixIndex()
+        self._next_id = next_id
+
+    def __iter__(self) -> Iterator[Pool]:
+        return iter(sorted(self._pools.values(), key=lambda pool: pool.pool_id))
+
+    def __len__(self) -> int:
+        return len(self._pools)
+
+    @property
+    def next_id(self) -> int:
+        """The id that the next new pool gets."""
+        return self._next_id
+
+    def take_id(self) -> int:
+        """A new id, never handed out again."""
+        self._next_id += 1
+        return self._next_id - 1
+
+    def get(self, pool_id: int) -> Pool | None:
+        """The pool with this id."""
+        return self._pools.get(pool_id)
+
+    def named(self, name: str) -> Pool | None:
+        """The pool with this name."""
+        pool_id = self._names.get(name)
+        return None if pool_id is None else self._pools[pool_id]
+
+    def find(self, key: str | int) -> Pool | None:
+        """A pool by id, digit string or name."""
+        if isinstance(key, int):
+            return self.get(key)
+        return self.get(int(key)) if is_pool_number(key) else self.named(key)
+
+    def children(self, pool_id: int) -> list[int]:
+        """Ids of the pools branched from this one, ascending."""
+        return sorted(pool.pool_id for pool in self._pools.values() if pool.parent == pool_id)
+
+    def depth(self) -> int:
+        """Longest chain of parents, in pools; 0 without pools."""
+        depths: dict[int, int] = {}
+        for pool in self:
+            depths[pool.pool_id] = depths.get(pool.parent or 0, 0) + 1
+        return max(depths.values(), default=0)
+
+    def put(self, pool: Pool) -> None:
+        """Enter or replace a pool. Ids of entered pools are never handed out again."""
+        before = self._pools.get(pool.pool_id)
+        assert pool.name is None or self._names.get(pool.name, pool.pool_id) == pool.pool_id, "two pools of one name"
+        assert pool.parent is None or pool.parent in self._pools, "a parent outlives its children"
+        self._pools[pool.pool_id] = pool
+        self._next_id = max(self._next_id, pool.pool_id + 1)
+        if pool.name is not None:
+            self._names[pool.name] = pool.pool_id
+        if before is None or before.hashed.whole != pool.hashed.whole or before.prefix_len != pool.prefix_len:
+            self._index.add(pool.pool_id, pool.tokens, pool.hashed)
+
+    def remove(self, pool_id: int) -> None:
+        """Forget a leaf pool and its name; unknown ids are fine."""
+        assert not self.children(pool_id), "release children first"
+        pool = self._pools.pop(pool_id, None)
+        if pool is None:
+            return
+        self._index.discard(pool_id)
+        if pool.name is not None:
+            del self._names[pool.name]
+
+    def match(self, tokens: Tokens) -> Match | None:
+        """The pool with the longest common prefix (its id as key)."""
+        return self._index.match(tokens)
+
+
+def with_tokens(pool: Pool, tokens: Tokens) -> Pool:
+    """A pool whose tokens became known only when it was made (snapshots)."""
+    return replace(pool, tokens=tokens, hashed=hash_prefix(tokens))

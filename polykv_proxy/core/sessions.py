@@ -1,0 +1,96 @@
+"""Sessions: the caller's names for conversations, and the integers that the engine knows them by.
+
+Law: an integer is never handed out twice in the life of a ledger; nothing of the caller's text reaches the engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+MAX_ID = 128
+
+
+def valid_session_id(text: str) -> bool:
+    """1 to 128 printable ASCII characters."""
+    return 0 < len(text) <= MAX_ID and all(" " <= char <= "~" for char in text)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """One conversation. `n_streams` counts its open requests, `n_active` those past their first token. Times: Unix seconds.
+
+    `last_tps` is the experienced tokens per second of the last turn that ended: tokens after the first, by the wall time since it.
+    """
+
+    session_id: str
+    number: int
+    created_ts: float
+    last_used_ts: float
+    pool_id: int | None = None
+    n_streams: int = 0
+    n_active: int = 0
+    n_turns: int = 0
+    last_tps: float | None = None
+
+    @property
+    def state(self) -> str:
+        """`idle`, `warming` (running, no token yet) or `active`."""
+        if self.n_active:
+            return "active"
+        return "warming" if self.n_streams else "idle"
+
+
+class SessionLedger:
+    """All named sessions that have not ended."""
+
+    def __init__(self, first_number: int = 1) -> None:
+        self._by_id: dict[str, Session] = {}
+        self._ids: dict[int, str] = {}
+        self._next = first_number
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._by_id.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, session_id: str) -> Session | None:
+        """The session of that name."""
+        return self._by_id.get(session_id)
+
+    def by_number(self, number: int) -> Session | None:
+        """The session that the engine knows by this integer."""
+        session_id = self._ids.get(number)
+        return None if session_id is None else self._by_id[session_id]
+
+    def open(self, session_id: str, now: float) -> Session:
+        """The session of that name, made when new, used now."""
+        session = self._by_id.get(session_id)
+        if session is None:
+            session = Session(session_id, self._next, now, now)
+            self._next += 1
+            self._ids[session.number] = session_id
+        session = replace(session, last_used_ts=now)
+        self._by_id[session_id] = session
+        return session
+
+    def put(self, session: Session) -> None:
+        """Replace the record of a session that exists; one that has ended stays ended."""
+        if self._ids.get(session.number) == session.session_id:
+            self._by_id[session.session_id] = session
+
+    def end(self, session_id: str) -> Session | None:
+        """Forget a session. Its integer is not used again."""
+        session = self._by_id.pop(session_id, None)
+        if session is not None:
+            del self._ids[session.number]
+        return session
+
+    def expired(self, now: float, ttl_s: float) -> list[Session]:
+        """Sessions with nothing running that were last used `ttl_s` or longer ago."""
+        return [s for s in self._by_id.values() if not s.n_streams and now - s.last_used_ts >= ttl_s]
+
+    def of_pool(self, pool_id: int) -> list[Session]:
+        """Sessions attached to a pool."""
+        return [s for s in self._by_id.values() if s.pool_id == pool_id]

@@ -1,0 +1,229 @@
+"""The engine protocol's messages (docs/engine-protocol.md), parsed strictly enough to trust and loosely enough to age.
+
+Law: unknown fields are ignored, missing ones have the page's defaults, wrong types are an EngineError at this edge.
+"""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind
+from polykv_proxy.core.pools import SeqRef
+
+PROTOCOL_MAJOR = 1
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
+
+
+class Protocol(_Wire):
+    """Version of the protocol."""
+
+    major: int
+    minor: int = 0
+
+
+class ModelFacts(_Wire):
+    """The loaded model."""
+
+    fingerprint: str
+    name: str = ""
+    arch: str = ""
+    size_bytes: int = 0
+    n_params: int = 0
+    n_vocab: int = 0
+    n_ctx_train: int = 0
+    n_swa: int = 0
+    recurrent: bool = False
+    hybrid: bool = False
+    multimodal: bool = False
+
+
+class KvFacts(_Wire):
+    """The cache's layout and prices."""
+
+    unified: bool = True
+    cells: int = 0
+    cells_swa: int = 0
+    bytes_per_token: float = 0
+    bytes_per_token_swa: float = 0
+    bytes_recurrent_per_seq: int = 0
+
+
+class Hello(_Wire):
+    """`GET hello`."""
+
+    protocol: Protocol
+    boot_id: str
+    phase: str = "ready"
+    model: ModelFacts
+    n_slots: int
+    n_ctx: int
+    n_ctx_slot: int
+    max_pools: int
+    n_seq_max: int
+    pools_price_bytes: int = 0
+    kv: KvFacts = KvFacts()
+    prefix_sharing: str
+    prefix_sharing_why: str = ""
+    context_shift: bool = False
+    cache_reuse: int = 0
+    speculative: bool = False
+
+    def facts(self) -> EngineFacts:
+        """What decisions depend on."""
+        return EngineFacts(
+            boot_id=self.boot_id,
+            fingerprint=self.model.fingerprint,
+            n_vocab=self.model.n_vocab,
+            n_ctx_slot=self.n_ctx_slot,
+            max_pools=self.max_pools,
+            prefix_sharing=self.prefix_sharing,
+            prefix_sharing_why=self.prefix_sharing_why,
+        )
+
+
+class SeqState(_Wire):
+    """One sequence in `state`."""
+
+    seq: str
+    n_tokens: int
+    cells: int = 0
+
+
+class SlotTotals(_Wire):
+    """Monotonic counters of a slot."""
+
+    n_decoded: int = 0
+    us_decode: int = 0
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_launched: int = 0
+    t_last_token_us: int = 0
+
+
+class SlotState(_Wire):
+    """One slot in `state`."""
+
+    slot: int
+    state: str
+    req: int = 0
+    task: int = -1
+    session: int = 0
+    seq: str | None = None
+    n_shared: int = 0
+    n_tokens: int = 0
+    n_ctx: int = 0
+    totals: SlotTotals = SlotTotals()
+
+
+class Cells(_Wire):
+    """Cells of the cache."""
+
+    used: int = 0
+    total: int = 0
+
+
+class State(_Wire):
+    """`GET state`."""
+
+    boot_id: str
+    update: int
+    phase: str = "ready"
+    t_us: int = 0
+    seqs: list[SeqState] = []
+    slots: list[SlotState] = []
+    cells: Cells = Cells()
+
+    def snapshot(self) -> EngineSnapshot:
+        """What decisions depend on."""
+        return EngineSnapshot(
+            boot_id=self.boot_id,
+            seqs=tuple(SeqRef.parse(seq.seq) for seq in self.seqs),
+            reqs=frozenset(slot.req for slot in self.slots if slot.req and slot.state != "idle"),
+            sessions=frozenset(slot.session for slot in self.slots if slot.session),
+        )
+
+
+class Progress(_Wire):
+    """`progress` of a materialisation."""
+
+    total: int = 0
+    cached: int = 0
+    processed: int = 0
+    t_ms: float = 0
+
+
+class Made(_Wire):
+    """`done` of a materialisation."""
+
+    seq: str
+    n_tokens: int
+    n_shared: int = 0
+    cells: int = 0
+    tokens: list[int] | None = None
+    update: int = 0
+
+    @property
+    def ref(self) -> SeqRef:
+        """The sequence as a value."""
+        return SeqRef.parse(self.seq)
+
+
+class SlotEventWire(_Wire):
+    """Data of one slot event."""
+
+    type: SlotEventKind
+    t_us: int = 0
+    req: int = 0
+    index: int = 0
+    task: int = -1
+    slot: int = -1
+    session: int = 0
+    seq: str | None = None
+    n_prompt: int = 0
+    n_cached: int = 0
+    n_shared: int = 0
+    miss: str | None = None
+    n_decoded: int = 0
+    reason: str | None = None
+
+    def value(self) -> SlotEvent:
+        """As the core takes it."""
+        return SlotEvent(
+            kind=self.type,
+            req=self.req,
+            index=self.index,
+            session=self.session,
+            seq=SeqRef.parse(self.seq) if self.seq else None,
+            n_prompt=self.n_prompt,
+            n_cached=self.n_cached,
+            n_shared=self.n_shared,
+            n_decoded=self.n_decoded,
+            miss=self.miss,
+            reason=self.reason,
+            t_us=self.t_us,
+        )
+
+
+class Freed(_Wire):
+    """`DELETE seqs/{seq}`."""
+
+    freed: bool
+    update: int = 0
+
+
+class SessionEnded(_Wire):
+    """`DELETE sessions/{n}`."""
+
+    cancelled: int = 0
+    cells_freed: int = 0
+    update: int = 0
+
+
+class BootNotice(_Wire):
+    """Data of `hello` and `resync` events."""
+
+    boot_id: str
+    update: int = 0

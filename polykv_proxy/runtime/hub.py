@@ -1,0 +1,116 @@
+"""What the parts of the runtime share: the ledger, the engine's client, the journal, the clock, and the running of commands.
+
+Law: commands run in the order in which they were decided; a command that fails because the engine is gone has succeeded, since a
+gone engine holds nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from typing import Any
+
+from polykv_proxy.core.commands import Command, EndSession, ExpirePool, FreeSeq, SavePool
+from polykv_proxy.core.ledger import Ledger
+from polykv_proxy.engine.client import EngineClient
+from polykv_proxy.engine.wire import Hello
+from polykv_proxy.errors import ApiError, EngineError, JournalError
+from polykv_proxy.ports import Clock
+from polykv_proxy.runtime.journal import Journal
+
+log = logging.getLogger("polykv.runtime")
+
+
+class Hub:
+    """Shared state of one runtime. `absent` says why this engine has no pools; `hello` is what it said last."""
+
+    def __init__(self, ledger: Ledger, client: EngineClient, journal: Journal, clock: Clock) -> None:
+        self.ledger = ledger
+        self.client = client
+        self.journal = journal
+        self.clock = clock
+        self.hello: Hello | None = None
+        self.linked = False
+        self.absent: str | None = None
+        self._queue: asyncio.Queue[Command] = asyncio.Queue()
+        self._tasks: set[asyncio.Future[Any]] = set()
+        self.on_expire: Any = None
+
+    def start(self) -> None:
+        """Begin to run posted commands."""
+        self.spawn(self._run_posted())
+
+    async def stop(self) -> None:
+        """Stop everything that was spawned."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Future[Any]:
+        """Run something beside; its failure is logged."""
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: asyncio.Future[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("background work failed: %s", error, exc_info=error)
+
+    def post(self, commands: Iterable[Command]) -> None:
+        """Run commands soon, in order."""
+        for command in commands:
+            self._queue.put_nowait(command)
+
+    async def settle(self) -> None:
+        """Wait until every posted command has run."""
+        await self._queue.join()
+
+    async def run(self, commands: Iterable[Command]) -> None:
+        """Run commands now. JournalError when one cannot be written down."""
+        for command in commands:
+            await self._execute(command)
+
+    def require_engine(self) -> Hello:
+        """What the engine said. ApiError 501 when it has no pools, 503 when it is away or starting."""
+        if self.absent is not None:
+            raise ApiError("pools_unsupported", f"pools are off: {self.absent}; run `polykv-proxy doctor` for the remedy")
+        if self.hello is None:
+            raise ApiError("engine_starting", "the engine is starting; try again shortly", retry_after_s=1)
+        if not self.linked:
+            raise ApiError("engine_unavailable", "the engine does not answer; it is being restarted", retry_after_s=2)
+        return self.hello
+
+    @property
+    def boot_id(self) -> str:
+        """Boot of the engine that was seen last; empty before the first."""
+        return self.ledger.facts.boot_id if self.ledger.facts else ""
+
+    async def _run_posted(self) -> None:
+        while True:
+            command = await self._queue.get()
+            try:
+                await self._execute(command)
+            except JournalError:
+                log.exception("%s was not written down", command)
+            finally:
+                self._queue.task_done()
+
+    async def _execute(self, command: Command) -> None:
+        try:
+            if isinstance(command, FreeSeq):
+                if command.boot_id == self.boot_id:
+                    await self.client.free_seq(command.seq)
+            elif isinstance(command, EndSession):
+                await self.client.end_session(command.number)
+            elif isinstance(command, SavePool):
+                pool = self.ledger.tree.get(command.pool_id)
+                if pool is not None:
+                    await self.journal.save_pool(pool, self.ledger.placement(pool.pool_id))
+            elif isinstance(command, ExpirePool) and self.on_expire is not None:
+                await self.on_expire(command.pool_id)
+        except EngineError as error:
+            log.warning("%s: %s", command, error)

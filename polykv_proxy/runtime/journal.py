@@ -1,0 +1,231 @@
+"""The journal: what must survive the proxy. Pools with their own tokens, the next ids, remembered replies.
+
+Law: one SQLite connection, used by one worker thread; each public method is one transaction, all or nothing. A failed write is a
+JournalError and has changed nothing. The journal never says that KV is there: it says where it was last seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sqlite3
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+
+from polykv_proxy.core.ledger import Placement
+from polykv_proxy.core.pools import Pool, Residency, SeqRef
+from polykv_proxy.core.prefix import Tokens, as_tokens, from_bytes, hash_prefix, to_bytes
+from polykv_proxy.errors import JournalError, SettingsError
+from polykv_proxy.runtime.journal_schema import NewerJournalError, migrate
+
+log = logging.getLogger("polykv.journal")
+Result = TypeVar("Result")
+
+IDEMPOTENCY_TTL_S = 24 * 3600.0
+
+_SAVE = """
+    INSERT INTO pools (pool_id, name, parent, branch_pos, own_tokens, prefix_hash, fingerprint, source, ttl_s, created_ts,
+                       last_access_ts, boot_id, seq, cells)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+    ON CONFLICT (pool_id) DO UPDATE SET last_access_ts = excluded.last_access_ts, ttl_s = excluded.ttl_s,
+                       boot_id = excluded.boot_id, seq = excluded.seq, cells = excluded.cells
+"""
+_LOAD = """
+    SELECT pool_id, name, parent, branch_pos, own_tokens, prefix_hash, fingerprint, source, ttl_s, created_ts, last_access_ts,
+           boot_id, seq, cells FROM pools ORDER BY pool_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A remembered answer to a request with an Idempotency-Key."""
+
+    key: str
+    body_hash: str
+    status: int
+    reply: str
+    created_ts: float
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What a starting proxy finds. `run` numbers this start: no two starts of one journal share it."""
+
+    run: int
+    next_pool_id: int
+    pools: tuple[tuple[Pool, Placement | None], ...]
+    replies: tuple[Reply, ...]
+
+
+class Journal:
+    """The journal in a file, or in memory when `path` is None."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="polykv-journal")
+        self._db: sqlite3.Connection | None = None
+        self.moved_aside: Path | None = None
+
+    async def open(self, now: float) -> Recovered:
+        """Open, migrate, read. A file that is not a journal any more is moved aside and an empty one begun."""
+        return await self._in_worker(lambda: self._open(now))
+
+    async def close(self) -> None:
+        """Close the file."""
+        await self._in_worker(self._close)
+        self._worker.shutdown(wait=False)
+
+    async def reserve_pool_id(self, pool_id: int) -> None:
+        """Never hand out this id, or one below it, again."""
+        statement = "INSERT INTO meta VALUES ('next_pool_id', ?) ON CONFLICT (key) DO UPDATE SET value = max(value, excluded.value)"
+        await self._write(lambda db: db.execute(statement, (pool_id + 1,)))
+
+    async def save_pool(self, pool: Pool, placement: Placement | None, reply: Reply | None = None) -> None:
+        """Write a pool, and the answer that announces it, in one transaction."""
+
+        def write(db: sqlite3.Connection) -> None:
+            db.execute(_SAVE, _row(pool, placement))
+            if reply is not None:
+                db.execute(
+                    "INSERT OR REPLACE INTO idempotency VALUES (?, ?, ?, ?, ?)",
+                    (reply.key, reply.body_hash, reply.status, reply.reply, reply.created_ts),
+                )
+
+        await self._write(write)
+
+    async def drop_pool(self, pool_id: int) -> None:
+        """Remove a pool; unknown ids are fine."""
+        await self._write(lambda db: db.execute("DELETE FROM pools WHERE pool_id = ?", (pool_id,)))
+
+    async def purge_replies(self, now: float) -> None:
+        """Forget answers older than a day."""
+        await self._write(lambda db: db.execute("DELETE FROM idempotency WHERE created_ts < ?", (now - IDEMPOTENCY_TTL_S,)))
+
+    async def _in_worker(self, job: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, job)
+
+    async def _write(self, job: Callable[[sqlite3.Connection], object]) -> None:
+        def run() -> None:
+            assert self._db is not None, "the journal is open"
+            try:
+                with self._db:
+                    self._db.execute("BEGIN IMMEDIATE")
+                    job(self._db)
+            except sqlite3.Error as error:
+                raise JournalError(f"the journal cannot be written ({error}); nothing was changed") from error
+
+        await asyncio.shield(self._in_worker(run))
+
+    def _open(self, now: float) -> Recovered:
+        try:
+            return self._load(now)
+        except NewerJournalError as error:
+            raise SettingsError(
+                f"{self._path} was written by a newer polykv-proxy ({error}); update, or choose another --state-dir"
+            ) from error
+        except sqlite3.DatabaseError as error:
+            if self._path is None or isinstance(error, sqlite3.OperationalError):
+                raise SettingsError(f"the journal {self._path} cannot be opened: {error}; choose another --state-dir") from error
+            self._move_aside(error, now)
+            return self._load(now)
+
+    def _load(self, now: float) -> Recovered:
+        if self._path is not None:
+            self._path.touch(mode=0o600)
+        self._db = sqlite3.connect(self._path or ":memory:", isolation_level=None, check_same_thread=False)
+        if self._path is not None:
+            self._db.execute("PRAGMA journal_mode = WAL")
+        self._db.execute("PRAGMA synchronous = FULL")
+        (verdict,) = self._db.execute("PRAGMA quick_check(1)").fetchone()
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        migrate(self._db)
+        return _recover(self._db, now)
+
+    def _move_aside(self, error: Exception, now: float) -> None:
+        assert self._path is not None
+        self._close()
+        aside = self._path.with_name(f"{self._path.name}.corrupt-{int(now)}")
+        self._path.rename(aside)
+        for suffix in ("-wal", "-shm"):
+            self._path.with_name(self._path.name + suffix).unlink(missing_ok=True)
+        self.moved_aside = aside
+        log.warning("the journal was damaged (%s): moved to %s, starting without pools", error, aside)
+
+    def _close(self) -> None:
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+
+def _recover(db: sqlite3.Connection, now: float) -> Recovered:
+    meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
+    run = meta.get("run", int(now) & 0xFFFFF) + 1
+    with db:
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('run', ?)", (run,))
+        db.execute("DELETE FROM idempotency WHERE created_ts < ?", (now - IDEMPOTENCY_TTL_S,))
+    prefixes: dict[int, Tokens] = {}
+    pools = []
+    for row in db.execute(_LOAD):
+        pool, placement = _pool(row, prefixes)
+        prefixes[pool.pool_id] = pool.tokens
+        pools.append((pool, placement))
+    replies = tuple(Reply(*row) for row in db.execute("SELECT key, body_hash, status, reply, created_ts FROM idempotency"))
+    return Recovered(run, meta.get("next_pool_id", 1), tuple(pools), replies)
+
+
+def _row(pool: Pool, placement: Placement | None) -> tuple[object, ...]:
+    return (
+        pool.pool_id,
+        pool.name,
+        pool.parent,
+        pool.branch_pos,
+        to_bytes(pool.own_tokens),
+        pool.hashed.hex,
+        pool.fingerprint,
+        pool.source,
+        pool.ttl_s,
+        pool.created_ts,
+        pool.last_access_ts,
+        placement.boot_id if placement else None,
+        str(placement.seq) if placement else None,
+        placement.cells if placement else 0,
+    )
+
+
+def _pool(row: tuple[object, ...], prefixes: dict[int, Tokens]) -> tuple[Pool, Placement | None]:
+    pool_id, name, parent, branch_pos, own, prefix_hash, fingerprint, source, ttl_s, created, used, boot_id, seq, cells = row
+    assert isinstance(pool_id, int)
+    assert isinstance(own, bytes)
+    assert isinstance(branch_pos, int)
+    tokens = from_bytes(own)
+    if isinstance(parent, int):
+        if parent not in prefixes:
+            raise sqlite3.DatabaseError(f"pool {pool_id} has lost its parent {parent}")
+        tokens = as_tokens(np.concatenate([prefixes[parent][:branch_pos], tokens]))
+    hashed = hash_prefix(tokens)
+    if hashed.hex != prefix_hash:
+        raise sqlite3.DatabaseError(f"the tokens of pool {pool_id} do not match their hash")
+    pool = Pool(
+        pool_id=pool_id,
+        tokens=tokens,
+        hashed=hashed,
+        residency=Residency.LOST,
+        fingerprint=str(fingerprint),
+        created_ts=float(str(created)),
+        last_access_ts=float(str(used)),
+        name=None if name is None else str(name),
+        parent=parent if isinstance(parent, int) else None,
+        branch_pos=branch_pos,
+        source=str(source),
+        ttl_s=None if ttl_s is None else float(str(ttl_s)),
+    )
+    if seq is None or boot_id is None:
+        return pool, None
+    return pool, Placement(str(boot_id), SeqRef.parse(str(seq)), int(str(cells)))

@@ -1,0 +1,103 @@
+"""The line to the engine: hello, events, and what follows when it breaks.
+
+Law: one task; it never ends by itself. Records are reconciled on the greeting of each connection, before any event of it is taken
+in, so that nothing that happened in between is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from polykv_proxy.core.events import SlotEvent
+from polykv_proxy.engine.events import EngineEvents
+from polykv_proxy.errors import EngineAbilityError, EngineError, EngineUnavailableError
+from polykv_proxy.runtime.hub import Hub
+
+log = logging.getLogger("polykv.link")
+
+FIRST_RETRY_S = 0.05
+LAST_RETRY_S = 2.0
+
+
+class EngineLink:
+    """Keeps the ledger in step with the engine."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._events = EngineEvents(hub.client)
+        self._changed = asyncio.Event()
+        self._poked = asyncio.Event()
+        self._retry_s = FIRST_RETRY_S
+
+    def poke(self) -> None:
+        """Something about the engine changed (it was started, or exited): look at once."""
+        self._poked.set()
+
+    async def known(self) -> None:
+        """Wait until it is known whether this engine has pools."""
+        while self._hub.hello is None and self._hub.absent is None:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def run(self) -> None:
+        """Connect, follow, and connect again, for ever."""
+        while True:
+            try:
+                await self._follow()
+            except EngineAbilityError as error:
+                self._set_absent(str(error))
+            except EngineUnavailableError as error:
+                self._lost(str(error))
+            except EngineError as error:
+                log.warning("engine events: %s", error)
+            await self._pause()
+
+    async def _follow(self) -> None:
+        hello = await self._hub.client.hello()
+        if hello.max_pools == 0:
+            log.info("the engine has pools switched off (max_pools 0)")
+        try:
+            async for event in self._events.listen():
+                if isinstance(event, SlotEvent):
+                    self._hub.post(self._hub.ledger.engine_event(event, self._hub.clock.wall()))
+                else:
+                    await self._reconcile()
+        except EngineUnavailableError as error:
+            raise EngineError(f"the event stream broke: {error}") from error
+        log.debug("the event stream ended")
+
+    async def _reconcile(self) -> None:
+        hub = self._hub
+        hello = await hub.client.hello()
+        state = await hub.client.state()
+        if state.boot_id != hello.boot_id:
+            raise EngineError("the engine started anew while it was being read")
+        if hub.ledger.facts is not None and hub.ledger.facts.boot_id != hello.boot_id:
+            log.warning("the engine started anew (boot %s): its pools are lost and are rebuilt when used", hello.boot_id)
+        hub.post(hub.ledger.engine_ready(hello.facts(), state.snapshot(), hub.clock.wall()))
+        hub.hello, hub.linked, hub.absent = hello, True, None
+        self._retry_s = FIRST_RETRY_S
+        self._changed.set()
+
+    def _lost(self, reason: str) -> None:
+        if self._hub.linked:
+            log.warning("lost the engine: %s", reason)
+        self._hub.linked = False
+        self._hub.ledger.engine_lost(reason)
+
+    def _set_absent(self, reason: str) -> None:
+        if self._hub.absent is None:
+            log.warning("pools are off: %s. Requests are relayed as they come; /polykv/* answers 501", reason)
+        self._hub.linked = False
+        self._hub.absent = reason
+        self._changed.set()
+
+    async def _pause(self) -> None:
+        self._retry_s = min(self._retry_s * 2, LAST_RETRY_S)
+        try:
+            async with asyncio.timeout(self._retry_s):
+                await self._poked.wait()
+        except TimeoutError:
+            pass
+        self._poked.clear()

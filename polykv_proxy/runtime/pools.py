@@ -1,0 +1,364 @@
+"""Pools as callers see them: create, rebuild, release.
+
+Law: a pool is known to nobody before the engine says `done`, except as `materializing` under an id that is never used again. What
+the journal could not take did not happen. One flight per pool: whoever needs it waits for the same work.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from polykv_proxy.core.ledger import MODEL_CHANGED
+from polykv_proxy.core.pools import Pool, PoolTree, Residency, SeqRef
+from polykv_proxy.core.prefix import Tokens, as_tokens, hash_prefix
+from polykv_proxy.engine import wire
+from polykv_proxy.errors import ApiError, EngineError, EngineUnavailableError, JournalError
+from polykv_proxy.runtime.answers import api_error
+from polykv_proxy.runtime.flight import Flight
+from polykv_proxy.runtime.hub import Hub
+from polykv_proxy.runtime.idempotency import IdempotencyDesk, Ticket
+from polykv_proxy.runtime.journal import Reply
+from polykv_proxy.runtime.prefixes import Conversation, check_tokens, prefix_of_messages, prefix_of_prompt
+
+log = logging.getLogger("polykv.pools")
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """What a caller asked for: exactly one of tokens, prompt, conversation, from_session."""
+
+    tokens: Tokens | None = None
+    prompt: str | None = None
+    conversation: Conversation | None = None
+    from_session: str | None = None
+    n_tokens: int | None = None
+    name: str | None = None
+    ttl_s: float | None = None
+
+    @property
+    def source(self) -> str:
+        """The field that gave the prefix."""
+        if self.from_session is not None:
+            return "from_session"
+        if self.conversation is not None:
+            return "messages"
+        return "prompt" if self.prompt is not None else "tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a pool is."""
+
+    pool_id: int
+    progress: wire.Progress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A pool that is there: 201 when it was made, 200 when one of that name and prefix was there before. `reply` is JSON."""
+
+    pool_id: int
+    status: int
+    reply: str
+
+
+PoolFlight = Flight[Made, Step]
+
+
+class PoolService:
+    """Makes, rebuilds and releases pools. `show` renders a pool for a reply."""
+
+    def __init__(self, hub: Hub, show: Callable[[Pool], Mapping[str, object]], replies: tuple[Reply, ...] = ()) -> None:
+        self._hub = hub
+        self._show = show
+        self._flights: dict[int, PoolFlight] = {}
+        self.desk: IdempotencyDesk[Made, Step] = IdempotencyDesk(replies)
+
+    @property
+    def _tree(self) -> PoolTree:
+        return self._hub.ledger.tree
+
+    def find(self, key: str | int) -> Pool:
+        """A pool by id, digits or name. ApiError 404."""
+        pool = self._tree.find(key)
+        if pool is None:
+            raise ApiError("pool_not_found", f"there is no pool {key!r}; GET /polykv/pools lists those there are", param="pool_id")
+        return pool
+
+    def flight(self, pool_id: int) -> PoolFlight | None:
+        """The work in progress on a pool."""
+        flight = self._flights.get(pool_id)
+        return None if flight is None or flight.done else flight
+
+    # -- create ---------------------------------------------------------------------------------------------------------
+
+    def create(self, spec: PoolSpec, ticket: Ticket | None = None, *, keep: bool = False) -> PoolFlight:
+        """Begin to make a pool, or join the work of the same ticket. With a name or a ticket the work goes on without waiters."""
+        keep = keep or spec.name is not None or ticket is not None
+
+        def begin() -> PoolFlight:
+            return Flight(lambda flight: self._create(spec, ticket, flight), keep=keep)
+
+        return begin() if ticket is None else self.desk.join(ticket, begin)
+
+    async def _create(self, spec: PoolSpec, ticket: Ticket | None, flight: PoolFlight) -> Made:
+        hello = self._hub.require_engine()
+        if hello.prefix_sharing == "none" or hello.max_pools == 0:
+            why = hello.prefix_sharing_why or "the engine was started without pool ids"
+            raise ApiError("pools_unsupported", f"this engine cannot hold pools: {why}")
+        try:
+            tokens = await self._resolve(spec, hello)
+            existing = self._existing(spec.name, tokens)
+            if existing is not None:
+                return await self._again(existing, ticket)
+            return await self._make(self._enter(spec, tokens, hello), spec, ticket, flight)
+        except (EngineError, JournalError) as error:
+            raise api_error(error, self._hub.hello, n_resident=self._n_resident()) from error
+
+    async def _resolve(self, spec: PoolSpec, hello: wire.Hello) -> Tokens | None:
+        if spec.from_session is not None:
+            return None
+        if spec.tokens is not None:
+            tokens = spec.tokens
+        elif spec.prompt is not None:
+            tokens = await prefix_of_prompt(self._hub.client, spec.prompt)
+        else:
+            assert spec.conversation is not None
+            tokens = await prefix_of_messages(self._hub.client, spec.conversation)
+        check_tokens(tokens, hello, spec.source)
+        return tokens
+
+    def _existing(self, name: str | None, tokens: Tokens | None) -> Pool | None:
+        """The pool that has this name and prefix already. ApiError 409 when the name stands for another prefix."""
+        pool = self._tree.named(name) if name is not None else None
+        if pool is None or tokens is None:
+            return None
+        if pool.residency is Residency.RELEASING:
+            raise ApiError("pool_releasing", f"pool {name!r} is being released; try again when it is gone", param="name")
+        if pool.residency is Residency.FAILED and pool.reason != MODEL_CHANGED and not self._hub.ledger.books.of_pool(pool.pool_id):
+            self._tree.remove(pool.pool_id)
+            return None
+        if pool.residency is not Residency.FAILED and pool.tokens.size == tokens.size and bool((pool.tokens == tokens).all()):
+            return pool
+        raise ApiError(
+            "name_taken",
+            f"the name {name!r} belongs to pool {pool.pool_id} with another prefix; release it first or choose another name",
+            param="name",
+            extra={"pool_id": pool.pool_id, "prefix_hash": pool.hashed.hex},
+        )
+
+    async def _again(self, pool: Pool, ticket: Ticket | None) -> Made:
+        if pool.residency is not Residency.RESIDENT:
+            await (self.flight(pool.pool_id) or self.rebuild(pool.pool_id)).wait()
+        made = self._made(self.find(pool.pool_id), 200)
+        if ticket is not None:
+            await self._save(self.find(pool.pool_id), made, ticket)
+        return made
+
+    def _enter(self, spec: PoolSpec, tokens: Tokens | None, hello: wire.Hello) -> Pool:
+        self._hub.ledger.room_for_pool()
+        now = self._hub.clock.wall()
+        prefix = tokens if tokens is not None else as_tokens([])
+        pool = Pool(
+            pool_id=self._tree.take_id(),
+            tokens=prefix,
+            hashed=hash_prefix(prefix),
+            residency=Residency.MATERIALIZING,
+            fingerprint=hello.model.fingerprint,
+            created_ts=now,
+            last_access_ts=now,
+            name=spec.name if tokens is not None else None,
+            source=spec.source,
+            ttl_s=spec.ttl_s,
+        )
+        self._hub.ledger.begin_pool(pool)
+        return pool
+
+    async def _make(self, pool: Pool, spec: PoolSpec, ticket: Ticket | None, flight: PoolFlight) -> Made:
+        pool_id = pool.pool_id
+        self._flights[pool_id] = flight
+        reason: str | None = None
+        try:
+            await self._hub.journal.reserve_pool_id(pool_id)
+            flight.report(Step(pool_id))
+            boot_id = self._hub.boot_id
+            made = await self._materialise(self._request(pool, spec), pool_id, flight)
+            return await self._uncancelled(self._land(pool_id, made, boot_id, spec, ticket))
+        except (ApiError, EngineError, JournalError) as error:
+            reason = str(error) if flight.kept_open else None
+            raise
+        finally:
+            self._flights.pop(pool_id, None)
+            after = self._tree.get(pool_id)
+            if after is not None and after.residency is Residency.MATERIALIZING:
+                self._hub.ledger.discard(pool_id, reason)
+
+    def _request(self, pool: Pool, spec: PoolSpec) -> dict[str, object]:
+        if spec.from_session is None:
+            return self._materialisation(pool)
+        session = self._hub.ledger.sessions.get(spec.from_session)
+        if session is None:
+            raise ApiError("session_not_found", f"there is no session {spec.from_session!r}", param="from_session")
+        body: dict[str, object] = {"session": session.number}
+        return {**body, "n_tokens": spec.n_tokens} if spec.n_tokens is not None else body
+
+    async def _materialise(self, body: Mapping[str, object], pool_id: int, flight: PoolFlight) -> wire.Made:
+        stream = self._hub.client.make_seq(body)
+        async with contextlib.aclosing(stream):
+            async for step in stream:
+                if isinstance(step, wire.Made):
+                    return step
+                flight.report(Step(pool_id, step))
+        raise EngineError("the engine ended a materialisation without a result")
+
+    async def _land(self, pool_id: int, made: wire.Made, boot_id: str, spec: PoolSpec, ticket: Ticket | None) -> Made:
+        """From `done` to a pool that survives: believe the record, write it down, or give everything back."""
+        ledger = self._hub.ledger
+        tokens = as_tokens(made.tokens) if made.tokens is not None else None
+        try:
+            pool = self._named_snapshot(pool_id, tokens, spec) if spec.from_session is not None else self._tree.get(pool_id)
+        except ApiError:
+            await self._give_back(made.ref, boot_id)
+            raise
+        if pool is not None and pool.pool_id != pool_id:
+            await self._give_back(made.ref, boot_id)
+            return await self._again(pool, ticket)
+        commands = ledger.place(pool_id, made.ref, made.cells, boot_id, tokens)
+        placed = self._tree.get(pool_id)
+        if placed is None or placed.residency is not Residency.RESIDENT:
+            await self._hub.run(commands)
+            if placed is not None and placed.residency is Residency.LOST:
+                ledger.discard(pool_id)
+            raise EngineUnavailableError("the pool was released or the engine went away while it was being made")
+        answer = self._made(placed, 201)
+        try:
+            await self._save(placed, answer, ticket)
+        except JournalError:
+            ledger.discard(pool_id)
+            await self._give_back(made.ref, boot_id)
+            raise
+        return answer
+
+    def _named_snapshot(self, pool_id: int, tokens: Tokens | None, spec: PoolSpec) -> Pool | None:
+        """A snapshot gets its name when its tokens are known: an existing pool of that name and prefix is the answer then."""
+        if tokens is None:
+            raise ApiError("engine_protocol", "the engine sent a snapshot without its tokens")
+        existing = self._existing(spec.name, tokens)
+        pool = self._tree.get(pool_id)
+        if existing is None and pool is not None:
+            self._tree.put(replace(pool, name=spec.name))
+        return existing or pool
+
+    async def _give_back(self, seq: SeqRef, boot_id: str) -> None:
+        if boot_id == self._hub.boot_id:
+            with contextlib.suppress(EngineError):
+                await self._hub.client.free_seq(seq)
+
+    async def _save(self, pool: Pool, made: Made, ticket: Ticket | None) -> None:
+        reply = None
+        if ticket is not None:
+            reply = Reply(ticket.key, ticket.body_hash, made.status, made.reply, self._hub.clock.wall())
+        await self._hub.journal.save_pool(pool, self._hub.ledger.placement(pool.pool_id), reply)
+        if reply is not None:
+            self.desk.remember(reply)
+
+    async def _uncancelled(self, landing: Coroutine[Any, Any, Made]) -> Made:
+        """Let a landing end although nobody waits any more; a pool that nobody then knows of is released."""
+        task = asyncio.ensure_future(landing)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.cancelled():
+                self._hub.spawn(self._release_landed(task))
+            raise
+
+    async def _release_landed(self, task: asyncio.Future[Made]) -> None:
+        with contextlib.suppress(ApiError, EngineError, JournalError):
+            await self.release((await task).pool_id)
+
+    def _made(self, pool: Pool, status: int) -> Made:
+        return Made(pool.pool_id, status, json.dumps(self._show(pool)))
+
+    def _n_resident(self) -> int:
+        return sum(pool.seq is not None for pool in self._tree)
+
+    # -- rebuild ----------------------------------------------------------------------------------------------------------
+
+    def rebuild(self, pool_id: int) -> PoolFlight:
+        """Begin to bring a pool's KV back, or join the work that does."""
+        flight = self.flight(pool_id)
+        if flight is None:
+            pool = self._hub.ledger.begin_rebuild(pool_id)
+            flight = Flight(lambda own: self._rebuild(pool, own))
+            self._flights[pool_id] = flight
+            flight.when_over(lambda: self._rebuild_over(pool_id))
+        return flight
+
+    async def _rebuild(self, pool: Pool, flight: PoolFlight) -> Made:
+        try:
+            hello = self._hub.require_engine()
+            if hello.model.fingerprint != pool.fingerprint:
+                raise ApiError("conflict", f"pool {pool.pool_id} was made with another model")
+            await self._bring_parent(pool)
+            boot_id = self._hub.boot_id
+            made = await self._materialise(self._materialisation(pool), pool.pool_id, flight)
+            commands = self._hub.ledger.place(pool.pool_id, made.ref, made.cells, boot_id)
+            self._hub.post(commands)
+        except (EngineError, JournalError) as error:
+            log.warning("pool %d could not be made again: %s", pool.pool_id, error)
+            raise api_error(error, self._hub.hello, n_resident=self._n_resident()) from error
+        placed = self._tree.get(pool.pool_id)
+        if placed is None or placed.residency is not Residency.RESIDENT:
+            raise ApiError("engine_unavailable", "the engine went away while the pool was being made again", retry_after_s=1)
+        return self._made(placed, 200)
+
+    def _rebuild_over(self, pool_id: int) -> None:
+        self._flights.pop(pool_id, None)
+        self._hub.ledger.rebuild_failed(pool_id, "it could not be made again")
+
+    async def _bring_parent(self, pool: Pool) -> None:
+        parent = self._tree.get(pool.parent) if pool.parent is not None else None
+        if parent is not None and parent.residency is not Residency.RESIDENT:
+            await (self.flight(parent.pool_id) or self.rebuild(parent.pool_id)).wait()
+
+    def _materialisation(self, pool: Pool) -> dict[str, object]:
+        body: dict[str, object] = {"tokens": pool.tokens.tolist()}
+        parent = self._tree.get(pool.parent) if pool.parent is not None else None
+        if parent is not None and parent.seq is not None:
+            body |= {"parent_seq": str(parent.seq), "branch_pos": pool.branch_pos}
+        return body
+
+    # -- release ------------------------------------------------------------------------------------------------------------
+
+    async def release(self, pool_id: int) -> tuple[int, tuple[str, ...]]:
+        """Release a pool: how many requests still run on it (it goes with the last), and which idle sessions lost it."""
+        return await asyncio.shield(asyncio.ensure_future(self._release(pool_id)))
+
+    async def _release(self, pool_id: int) -> tuple[int, tuple[str, ...]]:
+        flight = self.flight(pool_id)
+        before = self._hub.ledger.begin_release(pool_id)
+        if flight is not None:
+            flight.cancel()
+            await flight.ended()
+        try:
+            await self._hub.journal.drop_pool(pool_id)
+        except JournalError as error:
+            self._hub.ledger.revert_release(before)
+            raise ApiError("journal_failed", str(error)) from error
+        outcome = self._hub.ledger.commit_release(pool_id)
+        await self._hub.run(outcome.commands)
+        return outcome.running, outcome.detached
+
+    async def stop(self) -> None:
+        """Stop all work in progress."""
+        flights = list(self._flights.values())
+        for flight in flights:
+            flight.cancel()
+        for flight in flights:
+            await flight.ended()

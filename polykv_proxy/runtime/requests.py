@@ -1,0 +1,144 @@
+"""Requests that named a pool or a session: from the wish to the headers that go to the engine.
+
+Law: the book of a request is open before anything is awaited and closes by the engine's events; whatever goes wrong with a pool on
+the way, the request is served without it and told why.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from polykv_proxy.core.attach import Attachment, Course, Miss, Wish, check_explicit_prefix, decide_attach
+from polykv_proxy.core.pools import Pool
+from polykv_proxy.core.prefix import Tokens
+from polykv_proxy.core.sessions import Session
+from polykv_proxy.errors import ApiError, EngineError
+from polykv_proxy.ports import Header
+from polykv_proxy.runtime.hub import Hub
+from polykv_proxy.runtime.pools import PoolService
+
+log = logging.getLogger("polykv.requests")
+
+DryRun = Callable[[], Awaitable[list[Tokens]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """A request that may go to the engine."""
+
+    req: int
+    attachment: Attachment
+    session: Session | None
+
+
+class RequestDesk:
+    """Books requests and closes their HTTP side."""
+
+    def __init__(self, hub: Hub, pools: PoolService) -> None:
+        self._hub = hub
+        self._pools = pools
+
+    async def book(self, wish: Wish, dry_run: DryRun) -> Booked:
+        """Decide, wait for the pool where that helps, check an explicit P. ApiError refuses; cancelled when the client leaves."""
+        ledger = self._hub.ledger
+        req = ledger.take_req()
+        attachment, session = ledger.admit(req, wish, self._hub.clock.wall())
+        try:
+            attachment = await self._settle(attachment, wish)
+            if wish.explicit_p is not None and attachment.course is Course.ATTACH and attachment.pool is not None:
+                await self._check(attachment.pool, wish.explicit_p, dry_run)
+        except BaseException:
+            self._hub.post(ledger.abandon(req, self._hub.clock.wall()))
+            raise
+        return Booked(req, attachment, session)
+
+    async def _settle(self, attachment: Attachment, wish: Wish) -> Attachment:
+        if attachment.course not in {Course.WAIT, Course.REBUILD} or attachment.pool is None:
+            return attachment
+        pool_id = attachment.pool.pool_id
+        miss = await self._bring(pool_id)
+        try:
+            again = decide_attach(self._hub.ledger.tree, wish)
+        except ApiError:
+            again = attachment
+        if again.course is Course.ATTACH and again.pool is not None and again.pool.pool_id == pool_id:
+            return again
+        return Attachment(Course.UNSHARED, attachment.pool, miss=miss or Miss.REBUILD_FAILED)
+
+    async def _bring(self, pool_id: int) -> Miss | None:
+        """Wait until the pool is there. The reason when it cannot be."""
+        try:
+            await (self._pools.flight(pool_id) or self._pools.rebuild(pool_id)).wait()
+        except ApiError as error:
+            log.warning("pool %d: served without it: %s", pool_id, error)
+            return Miss.NO_SEQ_IDS if error.code == "pool_seqs_exhausted" else Miss.REBUILD_FAILED
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            return Miss.REBUILD_FAILED
+        return None
+
+    async def _check(self, pool: Pool, wanted: int, dry_run: DryRun) -> None:
+        try:
+            prompts = await dry_run()
+        except EngineError as error:
+            log.info("no dry run for an explicit prefix length, the engine answers for itself: %s", error)
+            return
+        for prompt in prompts:
+            check_explicit_prefix(pool, wanted, prompt)
+
+    def engine_headers(self, booked: Booked) -> list[Header]:
+        """What the relay adds to the request."""
+        attachment = booked.attachment
+        headers = [(b"x-polykv-key", self._hub.client.key.encode()), (b"x-polykv-req", str(booked.req).encode())]
+        if attachment.course is Course.ATTACH:
+            headers.append((b"x-polykv-seq", str(attachment.seq).encode()))
+            headers.append((b"x-polykv-shared", str(attachment.max_shared).encode()))
+        if booked.session is not None:
+            headers.append((b"x-polykv-session", str(booked.session.number).encode()))
+        echo = _echo(booked)
+        if echo:
+            headers.append((b"x-polykv-echo", json.dumps(echo, separators=(",", ":")).encode()))
+        return headers
+
+    def reply_headers(self, booked: Booked, wish: Wish, headers: Sequence[Header]) -> list[Header]:
+        """What the client sees added: the pool, how much of it was really shared, the session and its last pace."""
+        added: list[Header] = []
+        pool = booked.attachment.pool
+        if pool is not None:
+            added.append((b"x-pool-id", str(pool.pool_id).encode()))
+        if pool is not None or booked.attachment.course is Course.UNSHARED:
+            added.append((b"x-cached-prefix-tokens", str(_shared(headers)).encode()))
+        if wish.session_id is not None:
+            added.append((b"x-session-id", wish.session_id.encode("ascii")))
+            session = self._hub.ledger.sessions.get(wish.session_id)
+            if session is not None and session.last_tps is not None:
+                added.append((b"x-session-tps", f"{session.last_tps:.2f}".encode()))
+        return added
+
+    def http_done(self, booked: Booked, *, refused: bool) -> None:
+        """The HTTP exchange is over; `refused`: the engine answered an error."""
+        self._hub.post(self._hub.ledger.http_done(booked.req, self._hub.clock.wall(), refused=refused))
+
+
+def _echo(booked: Booked) -> dict[str, object]:
+    echo: dict[str, object] = {}
+    if booked.attachment.pool is not None:
+        echo["pool_id"] = booked.attachment.pool.pool_id
+    if booked.session is not None:
+        echo["session_id"] = booked.session.session_id
+    if booked.attachment.miss is not None:
+        echo["miss"] = booked.attachment.miss.value
+    return echo
+
+
+def _shared(headers: Sequence[Header]) -> int:
+    for name, value in headers:
+        if name.lower() == b"x-polykv-shared" and value.isdigit():
+            return int(value)
+    return 0

@@ -1,0 +1,168 @@
+"""One runtime: ledger, journal, engine link, pools and requests, started and stopped together.
+
+Law: what is started is stopped, in reverse; nothing here decides about pools.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from polykv_proxy.core.ledger import Ledger, LedgerLimits
+from polykv_proxy.core.pools import Pool
+from polykv_proxy.engine.client import EngineClient
+from polykv_proxy.engine.wire import SessionEnded, State
+from polykv_proxy.errors import ApiError, EngineError, JournalError
+from polykv_proxy.ports import Clock
+from polykv_proxy.runtime.answers import api_error
+from polykv_proxy.runtime.hub import Hub
+from polykv_proxy.runtime.journal import Journal
+from polykv_proxy.runtime.link import EngineLink
+from polykv_proxy.runtime.pools import PoolService
+from polykv_proxy.runtime.requests import RequestDesk
+from polykv_proxy.runtime.state_folder import StateFolder
+from polykv_proxy.runtime.view import View
+
+log = logging.getLogger("polykv.runtime")
+
+SWEEP_S = 1.0
+PURGE_EVERY = 3600
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def monotonic(self) -> float:
+        """Seconds for durations."""
+        return time.monotonic()
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+
+@dataclass(frozen=True, slots=True)
+class RuntimeOptions:
+    """`state_dir` None keeps the journal in memory. `sweep_s` None leaves sweeping to the caller of `sweep`."""
+
+    state_dir: Path | None = None
+    limits: LedgerLimits = field(default_factory=LedgerLimits)
+    sweep_s: float | None = SWEEP_S
+
+
+class Runtime:
+    """The running whole. Made by `Runtime.start`; `stop` ends it."""
+
+    def __init__(self, hub: Hub, pools: PoolService, folder: StateFolder | None) -> None:
+        self.hub = hub
+        self.pools = pools
+        self.requests = RequestDesk(hub, pools)
+        self.link = EngineLink(hub)
+        self.view = View(hub.ledger)
+        self._folder = folder
+        self._saved_access: dict[int, float] = {}
+
+    @classmethod
+    async def start(cls, client: EngineClient, options: RuntimeOptions, clock: Clock | None = None) -> Runtime:
+        """Take the state folder, read the journal, begin to follow the engine. SettingsError when the folder cannot be used."""
+        clock = clock or SystemClock()
+        folder = StateFolder(options.state_dir) if options.state_dir is not None else None
+        journal = Journal(folder.journal_path if folder else None)
+        try:
+            found = await journal.open(clock.wall())
+        except BaseException:
+            if folder is not None:
+                folder.close()
+            raise
+        ledger = Ledger(options.limits, first_number=(found.run << 31) + 1, next_pool_id=found.next_pool_id)
+        for pool, placement in found.pools:
+            ledger.restore(pool, placement)
+        hub = Hub(ledger, client, journal, clock)
+        view = View(ledger)
+
+        def show(pool: Pool) -> Mapping[str, object]:
+            return view.pool(pool, hub.hello)
+
+        runtime = cls(hub, PoolService(hub, show, found.replies), folder)
+        hub.on_expire = runtime._expire
+        hub.start()
+        hub.spawn(runtime.link.run())
+        if options.sweep_s is not None:
+            hub.spawn(runtime._sweep_often(options.sweep_s))
+        return runtime
+
+    async def stop(self) -> None:
+        """Stop all work, keep what must survive, let go of the folder."""
+        await self.pools.stop()
+        await self.hub.stop()
+        with contextlib.suppress(JournalError):
+            await self._save_access()
+        await self.hub.journal.close()
+        await self.hub.client.close()
+        if self._folder is not None:
+            self._folder.close()
+
+    @property
+    def offers_pools(self) -> bool:
+        """Can requests name pools and sessions here? False while nothing is known of the engine, or it has no pools."""
+        return self.hub.absent is None and self.hub.ledger.facts is not None
+
+    async def sweep(self) -> None:
+        """End what time ends, and settle books whose HTTP is long over."""
+        hub = self.hub
+        now = hub.clock.wall()
+        hub.post(hub.ledger.sweep(now))
+        if hub.ledger.books.overdue(now, 5.0):
+            state = await self.state()
+            if state is not None:
+                hub.post(hub.ledger.settle_overdue(state.snapshot(), now))
+        await self._save_access()
+
+    async def state(self) -> State | None:
+        """The engine's snapshot, or None while it does not answer."""
+        if not self.hub.linked:
+            return None
+        try:
+            return await self.hub.client.state()
+        except EngineError as error:
+            log.info("no state: %s", error)
+            return None
+
+    async def end_session(self, session_id: str) -> SessionEnded:
+        """End a session: its requests are cancelled and its cells freed. ApiError 404 for an unknown one."""
+        self.hub.require_engine()
+        session = self.hub.ledger.end_session(session_id)
+        try:
+            return await self.hub.client.end_session(session.number)
+        except EngineError as error:
+            raise api_error(error) from error
+
+    async def _expire(self, pool_id: int) -> None:
+        with contextlib.suppress(ApiError):
+            await self.pools.release(pool_id)
+            log.info("pool %d: its ttl_s is over, released", pool_id)
+
+    async def _sweep_often(self, every_s: float) -> None:
+        n = 0
+        while True:
+            await asyncio.sleep(every_s)
+            try:
+                await self.sweep()
+                n += 1
+                if n % PURGE_EVERY == 0:
+                    await self.hub.journal.purge_replies(self.hub.clock.wall())
+            except (EngineError, JournalError) as error:
+                log.warning("sweep: %s", error)
+
+    async def _save_access(self) -> None:
+        """Pools with a `ttl_s` count from last use, also over a restart."""
+        for pool in list(self.hub.ledger.tree):
+            if pool.ttl_s is None or pool.seq is None or self._saved_access.get(pool.pool_id) == pool.last_access_ts:
+                continue
+            self._saved_access[pool.pool_id] = pool.last_access_ts
+            await self.hub.journal.save_pool(pool, self.hub.ledger.placement(pool.pool_id))

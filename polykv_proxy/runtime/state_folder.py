@@ -1,0 +1,50 @@
+"""The folder that holds a proxy's journal, and the lock that keeps it to one proxy.
+
+Law: folder 0700, files 0600; the lock lives as long as the process, however it ends.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+from polykv_proxy.errors import SettingsError
+
+
+class StateFolder:
+    """A state folder held by this process. SettingsError when it cannot be used or another proxy holds it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+        try:
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.chmod(0o700)
+            self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SettingsError(f"state folder {path} cannot be used: {error.strerror}; choose another with --state-dir") from error
+        self._take(self._lock)
+
+    @property
+    def journal_path(self) -> Path:
+        """Where the journal is."""
+        return self.path / "journal.sqlite"
+
+    def _take(self, lock: int) -> None:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            holder = os.read(lock, 32).decode("ascii", "replace").strip() or "unknown"
+            self.close()
+            raise SettingsError(
+                f"state folder {self.path} is in use by another polykv-proxy (pid {holder}); stop it or choose another --state-dir"
+            ) from error
+        os.ftruncate(lock, 0)
+        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+
+    def close(self) -> None:
+        """Let go of the lock."""
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None

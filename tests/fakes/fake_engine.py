@@ -1,0 +1,477 @@
+"""A fake engine: the laws of docs/engine-protocol.md over lists of cell numbers, without HTTP.
+
+Law: cells are counted by identity, so a share is the same cell in two places; nothing is reported that did not happen. Time passes only
+at `await self.gate()`, which tests may hold. One object may live through several boots.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import secrets
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from tests.fakes.toy_tokens import N_VOCAB, ToyTokenizer
+
+
+@dataclass
+class EngineFaultError(Exception):
+    """An error answer of the engine."""
+
+    status: int
+    type: str
+    message: str
+    param: str | None = None
+
+
+@dataclass
+class Seq:
+    """A sequence above the slots."""
+
+    ref: str
+    tokens: list[int]
+    cells: list[int]
+
+
+@dataclass
+class Slot:
+    """One slot."""
+
+    slot: int
+    state: str = "idle"
+    req: int = 0
+    task: int = -1
+    session: int = 0
+    seq: str | None = None
+    n_shared: int = 0
+    tokens: list[int] = field(default_factory=list)
+    cells: list[int] = field(default_factory=list)
+    used_at: int = 0
+    cancel: asyncio.Event = field(default_factory=asyncio.Event)
+    totals: dict[str, int] = field(
+        default_factory=lambda: dict.fromkeys(
+            ["n_decoded", "us_decode", "n_prompt", "n_cached", "n_launched", "t_last_token_us"], 0
+        )
+    )
+
+    def clear(self) -> None:
+        self.session, self.seq, self.n_shared, self.tokens, self.cells = 0, None, 0, [], []
+
+
+@dataclass
+class Ask:
+    """One task of one request."""
+
+    tokens: list[int]
+    n_predict: int
+    index: int = 0
+    req: int = 0
+    session: int = 0
+    seq: str | None = None
+    max_shared: int = 0
+    cache_prompt: bool = True
+
+
+@dataclass
+class Facts:
+    """What came of a task's start."""
+
+    slot: int
+    n_prompt: int
+    n_cached: int
+    n_shared: int
+    miss: str | None
+
+
+def common(left: list[int], right: list[int]) -> int:
+    """Longest common prefix, the slow and plain way."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+class FakeEngine:
+    """The engine. `gate` is awaited before each chunk of a prefill and each token; replace it to hold the engine."""
+
+    def __init__(self, *, n_slots: int = 4, max_pools: int = 4, n_ctx: int = 4096, fingerprint: str = "00000000000000aa") -> None:
+        self.key = secrets.token_hex(8)
+        self.api_key: str | None = None
+        self.has_verbs = True
+        self.major = 1
+        self.prefix_sharing = "any"
+        self.n_slots, self.max_pools, self.n_ctx, self.fingerprint = n_slots, max_pools, n_ctx, fingerprint
+        self.tokenizer = ToyTokenizer()
+        self.running = asyncio.Event()
+        self.running.set()
+        self.faults: dict[str, deque[EngineFaultError]] = {}
+        self.computed = 0
+        self.n_seqs_made = 0
+        self.boot()
+
+    # -- boot, time, facts ------------------------------------------------------------------------------------------------
+
+    def boot(self) -> None:
+        """A new model context: everything is gone."""
+        self.boot_id = secrets.token_hex(8)
+        self.update, self.t_us = 0, 0
+        self.seqs: dict[int, Seq] = {}
+        self.gens: dict[int, int] = {}
+        self.slots = [Slot(i) for i in range(self.n_slots)]
+        self._cells = itertools.count(1)
+        self._tasks = itertools.count(1)
+        self.ring: deque[tuple[int, str, dict]] = deque(maxlen=4096)
+        self._event = itertools.count(1)
+        self.slot_free = asyncio.Condition()
+        self.event_made = asyncio.Condition()
+        self.listeners_stop = False
+
+    async def gate(self) -> None:
+        """Time passes."""
+        self.t_us += 1000
+        await asyncio.sleep(0)
+        await self.running.wait()
+
+    def hold(self) -> None:
+        """Stop the engine between two steps."""
+        self.running.clear()
+
+    def go(self) -> None:
+        """Let it run on."""
+        self.running.set()
+
+    def fail_next(self, verb: str, fault: EngineFaultError) -> None:
+        """The next call of this verb fails so. Verbs: hello, seqs, free, session, state, dry, complete."""
+        self.faults.setdefault(verb, deque()).append(fault)
+
+    def maybe_fail(self, verb: str) -> None:
+        queue = self.faults.get(verb)
+        if queue:
+            raise queue.popleft()
+
+    def publish(self) -> int:
+        self.update += 1
+        return self.update
+
+    def hello(self) -> dict:
+        return {
+            "protocol": {"major": self.major, "minor": 0},
+            "boot_id": self.boot_id,
+            "phase": "ready",
+            "model": {
+                "fingerprint": self.fingerprint,
+                "name": "toy",
+                "arch": "toy",
+                "n_vocab": N_VOCAB,
+                "size_bytes": 1,
+                "n_params": 1,
+            },
+            "n_slots": self.n_slots,
+            "n_ctx": self.n_ctx,
+            "n_ctx_slot": self.n_ctx,
+            "max_pools": self.max_pools,
+            "n_seq_max": self.n_slots + self.max_pools,
+            "pools_price_bytes": 0,
+            "kv": {"unified": True, "cells": self.n_ctx, "bytes_per_token": 100},
+            "prefix_sharing": self.prefix_sharing,
+            "prefix_sharing_why": "a toy",
+            "context_shift": False,
+            "cache_reuse": 0,
+            "speculative": False,
+        }
+
+    def used_cells(self) -> int:
+        return len({cell for holder in [*self.seqs.values(), *self.slots] for cell in holder.cells})
+
+    def state(self) -> dict:
+        seqs = [{"seq": s.ref, "n_tokens": len(s.tokens), "cells": len(s.cells)} for s in self.seqs.values()]
+        slots = [
+            {
+                "slot": s.slot,
+                "state": s.state,
+                "req": s.req,
+                "task": s.task,
+                "session": s.session,
+                "seq": s.seq,
+                "n_shared": s.n_shared,
+                "n_tokens": len(s.tokens),
+                "n_ctx": self.n_ctx,
+                "totals": s.totals,
+            }
+            for s in self.slots
+        ]
+        return {
+            "boot_id": self.boot_id,
+            "update": self.update,
+            "phase": "ready",
+            "t_us": self.t_us,
+            "seqs": seqs,
+            "slots": slots,
+            "cells": {"used": self.used_cells(), "total": self.n_ctx},
+        }
+
+    # -- events -----------------------------------------------------------------------------------------------------------
+
+    async def emit(self, kind: str, ask: Ask, slot: int, facts: Facts | None = None, **more: object) -> None:
+        data = {
+            "type": kind,
+            "t_us": self.t_us,
+            "req": ask.req,
+            "index": ask.index,
+            "task": 0,
+            "slot": slot,
+            "session": ask.session,
+            "seq": ask.seq,
+            "n_prompt": len(ask.tokens),
+            "n_cached": facts.n_cached if facts else 0,
+            "n_shared": facts.n_shared if facts else 0,
+            "miss": facts.miss if facts else None,
+            "n_decoded": 0,
+            "reason": None,
+            **more,
+        }
+        self.ring.append((next(self._event), kind, data))
+        async with self.event_made:
+            self.event_made.notify_all()
+
+    async def listen(self, last_id: str | None) -> AsyncIterator[tuple[str, str, dict]]:
+        """The event stream as (id, event, data)."""
+        boot = self.boot_id
+        last = self.ring[-1][0] if self.ring else 0
+        yield f"{boot}-{last}", "hello", {"boot_id": boot}
+        if last_id is not None:
+            of_boot, _, number = last_id.rpartition("-")
+            oldest = self.ring[0][0] if self.ring else last + 1
+            if of_boot != boot or int(number) + 1 < oldest:
+                yield f"{boot}-{last}", "resync", {"boot_id": boot, "update": self.update}
+            else:
+                last = int(number)
+        while not self.listeners_stop:
+            if self.boot_id != boot:
+                boot, last = self.boot_id, 0
+                yield f"{boot}-0", "resync", {"boot_id": boot, "update": self.update}
+            for number, kind, data in [entry for entry in self.ring if entry[0] > last]:
+                last = number
+                yield f"{boot}-{number}", kind, data
+            async with self.event_made:
+                if self.boot_id == boot and not self.listeners_stop and not (self.ring and self.ring[-1][0] > last):
+                    await self.event_made.wait()
+
+    async def rouse(self) -> None:
+        """Make listeners look again."""
+        async with self.event_made:
+            self.event_made.notify_all()
+
+    async def sleep_and_wake(self) -> None:
+        """Idle sleep: same process, new context."""
+        made = self.event_made
+        self.boot()
+        async with made:
+            made.notify_all()
+
+    # -- sequences --------------------------------------------------------------------------------------------------------
+
+    def seq(self, ref: str) -> Seq | None:
+        number, _, _ = ref.partition(".")
+        found = self.seqs.get(int(number)) if number.isdigit() else None
+        return found if found is not None and found.ref == ref else None
+
+    def _new_ref(self) -> tuple[int, str]:
+        first = self.n_slots
+        number = next((i for i in range(first, first + self.max_pools) if i not in self.seqs), None)
+        if number is None:
+            raise EngineFaultError(429, "no_seq_ids", "all sequence ids are in use")
+        self.gens[number] = self.gens.get(number, 0) + 1
+        return number, f"{number}.{self.gens[number]}"
+
+    def _take_cells(self, n: int) -> list[int]:
+        for slot in sorted(self.slots, key=lambda s: s.used_at):
+            if self.used_cells() + n <= self.n_ctx:
+                break
+            if slot.state == "idle":
+                slot.clear()
+        if self.used_cells() + n > self.n_ctx:
+            raise EngineFaultError(422, "too_long", "the cache is full")
+        return [next(self._cells) for _ in range(n)]
+
+    def check_make(self, body: dict) -> None:
+        """Errors that are known at once."""
+        self.maybe_fail("seqs")
+        if self.max_pools == 0:
+            raise EngineFaultError(501, "pools_off", "pools are off")
+        if "session" in body:
+            slot = next((s for s in self.slots if s.session == body["session"]), None)
+            if slot is None:
+                raise EngineFaultError(409, "session_not_resident", "no slot holds this session")
+            if not 0 < body.get("n_tokens", len(slot.tokens)) <= len(slot.tokens):
+                raise EngineFaultError(400, "invalid_request_error", "n_tokens is more than the session holds", "n_tokens")
+        else:
+            tokens = body.get("tokens")
+            if not tokens or not all(isinstance(t, int) and 0 <= t < N_VOCAB for t in tokens):
+                raise EngineFaultError(400, "invalid_request_error", "tokens must be token ids", "tokens")
+            if len(tokens) >= self.n_ctx:
+                raise EngineFaultError(422, "too_long", "more tokens than a slot holds")
+            parent = body.get("parent_seq")
+            if parent is not None and self.seq(parent) is None:
+                raise EngineFaultError(410, "stale_seq", "the parent is gone", "parent_seq")
+        if len(self.seqs) >= self.max_pools:
+            raise EngineFaultError(429, "no_seq_ids", "all sequence ids are in use")
+
+    async def make(self, body: dict) -> AsyncIterator[tuple[str, dict]]:
+        """Materialise or snapshot, as (event, data)."""
+        if "session" in body:
+            slot = next(s for s in self.slots if s.session == body["session"])
+            n = body.get("n_tokens", len(slot.tokens))
+            number, ref = self._new_ref()
+            made = self.seqs[number] = Seq(ref, slot.tokens[:n], slot.cells[:n])
+            self.n_seqs_made += 1
+            yield "done", self._made(made, n, tokens=made.tokens)
+            return
+        yield "queued", {}
+        tokens = body["tokens"]
+        parent = self.seq(body["parent_seq"]) if body.get("parent_seq") else None
+        shared = min(common(parent.tokens, tokens), body.get("branch_pos", len(tokens))) if parent else 0
+        cells = list(parent.cells[:shared]) if parent else []
+        boot = self.boot_id
+        for start in range(shared, len(tokens), 64):
+            yield "progress", {"total": len(tokens), "cached": shared, "processed": start - shared, "t_ms": 0}
+            await self.gate()
+            if self.boot_id != boot:
+                yield "error", {"status": 503, "type": "unavailable_error", "message": "the engine sleeps", "param": None}
+                return
+        try:
+            self.maybe_fail("prefill")
+            number, ref = self._new_ref()
+            self.computed += len(tokens) - shared
+            made = self.seqs[number] = Seq(ref, list(tokens), cells + self._take_cells(len(tokens) - shared))
+        except EngineFaultError as fault:
+            yield "error", {"status": fault.status, "type": fault.type, "message": fault.message, "param": fault.param}
+            return
+        self.n_seqs_made += 1
+        yield "done", self._made(made, shared)
+
+    def _made(self, seq: Seq, shared: int, **more: object) -> dict:
+        facts = {"seq": seq.ref, "n_tokens": len(seq.tokens), "n_shared": shared, "cells": len(seq.cells), "update": self.publish()}
+        return {**facts, **more}
+
+    def free(self, ref: str) -> dict:
+        self.maybe_fail("free")
+        found = self.seq(ref)
+        if found is not None:
+            del self.seqs[int(ref.partition(".")[0])]
+        return {"freed": found is not None, "update": self.publish()}
+
+    async def end_session(self, number: int) -> dict:
+        self.maybe_fail("session")
+        before, cancelled = self.used_cells(), 0
+        for slot in self.slots:
+            if slot.session != number or not number:
+                continue
+            if slot.state != "idle":
+                slot.cancel.set()
+                cancelled += 1
+            slot.clear()
+        return {"cancelled": cancelled, "cells_freed": before - self.used_cells(), "update": self.publish()}
+
+    # -- requests ---------------------------------------------------------------------------------------------------------
+
+    def _choose(self, ask: Ask) -> Slot | None:
+        idle = [slot for slot in self.slots if slot.state == "idle"]
+        if not idle:
+            return None
+        mine = [slot for slot in idle if ask.session and slot.session == ask.session]
+        if mine:
+            return mine[0]
+        plain = [slot for slot in idle if not slot.session and not slot.n_shared]
+        return max(plain or idle, key=lambda slot: (common(slot.tokens, ask.tokens), -slot.used_at))
+
+    def _start(self, slot: Slot, ask: Ask) -> Facts:
+        limit = len(ask.tokens) - 1
+        own = min(common(slot.tokens, ask.tokens), limit) if ask.cache_prompt else 0
+        seq = self.seq(ask.seq) if ask.seq else None
+        gain = min(common(seq.tokens, ask.tokens), ask.max_shared, limit) if seq and ask.cache_prompt else 0
+        shared, miss = (gain, None) if gain > own else (0, self._miss(ask, seq, gain, own))
+        if shared:
+            assert seq is not None
+            slot.cells, slot.seq, slot.n_shared = seq.cells[:shared], seq.ref, shared
+        else:
+            slot.cells = slot.cells[:own]
+            slot.n_shared = min(slot.n_shared, own)
+            slot.seq = slot.seq if slot.n_shared else None
+        cached = max(shared, own)
+        slot.tokens = ask.tokens[:cached]
+        self.computed += len(ask.tokens) - cached
+        slot.cells += self._take_cells(len(ask.tokens) - cached)
+        slot.tokens = list(ask.tokens)
+        slot.totals["n_prompt"] += len(ask.tokens) - cached
+        slot.totals["n_cached"] += cached
+        return Facts(slot.slot, len(ask.tokens), cached, shared, miss)
+
+    @staticmethod
+    def _miss(ask: Ask, seq: Seq | None, gain: int, own: int) -> str | None:
+        if ask.seq is None:
+            return None
+        if not ask.cache_prompt:
+            return "cache_prompt_off"
+        if seq is None:
+            return "stale_seq"
+        if gain and gain <= own:
+            return "own_cache_longer"
+        return "too_short" if not ask.max_shared or len(ask.tokens) < 2 else "token_mismatch"
+
+    async def run(self, ask: Ask) -> AsyncIterator[Facts | int | str]:
+        """One task: its facts, then its tokens, then the reason of its end. Closing it cancels."""
+        slot: Slot | None = None
+        facts: Facts | None = None
+        reason, n_decoded = "cancelled", 0
+        try:
+            async with self.slot_free:
+                while (slot := self._choose(ask)) is None:
+                    await self.slot_free.wait()
+            slot.state, slot.req, slot.session, slot.task = "prefill", ask.req, ask.session, next(self._tasks)
+            slot.cancel = asyncio.Event()
+            slot.totals["n_launched"] += 1
+            facts = self._start(slot, ask)
+            await self.emit("launched", ask, slot.slot, facts)
+            yield facts
+            await self.gate()
+            for number in range(ask.n_predict):
+                token = self.tokenizer.encode(f" w{number}", bos=False)[0]
+                slot.state = "generating"
+                slot.tokens.append(token)
+                slot.cells += self._take_cells(1)
+                n_decoded += 1
+                slot.totals["n_decoded"] += 1
+                self.publish()
+                if number == 0:
+                    await self.emit("first_token", ask, slot.slot, facts, n_decoded=1)
+                yield token
+                await self.gate()
+                if slot.cancel.is_set():
+                    break
+            else:
+                reason = "limit"
+            yield reason
+        finally:
+            if slot is None or facts is None:
+                await self.emit("dropped", ask, -1)
+            else:
+                if not slot.cancel.is_set():
+                    slot.used_at = self.publish()
+                slot.state, slot.req = "idle", 0
+                await self.emit("finished", ask, slot.slot, facts, n_decoded=n_decoded, reason=reason)
+                await self.emit("released", ask, slot.slot, facts, n_decoded=n_decoded, reason=reason)
+            async with self.slot_free:
+                self.slot_free.notify_all()
+
+
+def opencoti(facts: Facts, echo: str | None, *, named: bool) -> dict:
+    """The object that the engine adds to replies of requests with a number. Its keys win."""
+    try:
+        extra = json.loads(echo) if echo and len(echo) <= 4096 and echo.isascii() else {}
+    except ValueError:
+        extra = {}
+    own = {"session_tps": None, "cached_prefix_tokens": facts.n_shared}
+    if named or "miss" not in extra:
+        own["miss"] = facts.miss
+    return {**(extra if isinstance(extra, dict) else {}), **own}

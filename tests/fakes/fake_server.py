@@ -1,0 +1,299 @@
+"""The fake engine over HTTP on a unix socket, in this process.
+
+Law: HTTP only; what happens is FakeEngine's business. `crash` cuts all connections at once, as a killed process does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import struct
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from tests.fakes.fake_engine import Ask, EngineFaultError, Facts, FakeEngine, opencoti
+from tests.fakes.toy_tokens import TemplateError, render
+
+COMPLETIONS = ("/completion", "/completions", "/v1/completions")
+CHATS = ("/v1/chat/completions", "/chat/completions")
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class FakeEngineServer:
+    """A served FakeEngine."""
+
+    def __init__(self, engine: FakeEngine, path: Path) -> None:
+        self.engine = engine
+        self.path = path
+        self.calls: list[tuple[str, str]] = []
+        self.seen_bodies: list[bytes] = []
+        self._server: _Server | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Listen."""
+        self.path.unlink(missing_ok=True)
+        config = uvicorn.Config(
+            self._app(), uds=str(self.path), log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1
+        )
+        self._server = _Server(config)
+        self._task = asyncio.create_task(self._server.serve())
+        while not self._server.started:
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        """Cut everything and stop."""
+        if self._server is None or self._task is None:
+            return
+        self.engine.listeners_stop = True
+        self.engine.go()
+        await self.engine.rouse()
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
+        self._server.should_exit = True
+        self._server.force_exit = True
+        await self._task
+        self._server = self._task = None
+        self.path.unlink(missing_ok=True)
+
+    async def crash(self) -> None:
+        """Die, as far as anyone outside can tell."""
+        await self.stop()
+
+    async def restart(self) -> None:
+        """Come back with a new context."""
+        self.engine.boot()
+        await self.start()
+
+    def _app(self) -> Starlette:
+        post = [Route(path, self._complete, methods=["POST"]) for path in COMPLETIONS]
+        post += [Route(path, self._chat, methods=["POST"]) for path in CHATS]
+        verbs = [
+            Route("/_polykv/v1/hello", self._hello),
+            Route("/_polykv/v1/state", self._state),
+            Route("/_polykv/v1/events", self._events),
+            Route("/_polykv/v1/seqs", self._make, methods=["POST"]),
+            Route("/_polykv/v1/seqs/{ref}/tokens", self._tokens),
+            Route("/_polykv/v1/seqs/{ref}", self._free, methods=["DELETE"]),
+            Route("/_polykv/v1/sessions/{n:int}", self._end_session, methods=["DELETE"]),
+        ]
+        app = Starlette(
+            routes=[*post, *verbs, Route("/health", self._health)], exception_handlers={EngineFaultError: _fault, 404: _not_found}
+        )
+        app.add_middleware(_KeyMiddleware, server=self)
+        return app
+
+    async def _health(self, _request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _hello(self, _request: Request) -> Response:
+        self.engine.maybe_fail("hello")
+        return JSONResponse(self.engine.hello())
+
+    async def _state(self, _request: Request) -> Response:
+        self.engine.maybe_fail("state")
+        return JSONResponse(self.engine.state())
+
+    async def _events(self, request: Request) -> Response:
+        async def lines() -> AsyncIterator[str]:
+            async for event_id, kind, data in self.engine.listen(request.headers.get("last-event-id")):
+                yield f"id: {event_id}\nevent: {kind}\ndata: {json.dumps(data)}\n\n"
+
+        return StreamingResponse(lines(), media_type="text/event-stream")
+
+    async def _make(self, request: Request) -> Response:
+        body = await request.json()
+        self.engine.check_make(body)
+
+        async def lines() -> AsyncIterator[str]:
+            async for kind, data in self.engine.make(body):
+                yield f"event: {kind}\ndata: {json.dumps(data)}\n\n"
+
+        return StreamingResponse(lines(), media_type="text/event-stream")
+
+    async def _tokens(self, request: Request) -> Response:
+        seq = self.engine.seq(request.path_params["ref"])
+        if seq is None:
+            raise EngineFaultError(410, "stale_seq", "this sequence is gone")
+        return Response(struct.pack(f"<{len(seq.tokens)}i", *seq.tokens), media_type="application/octet-stream")
+
+    async def _free(self, request: Request) -> Response:
+        return JSONResponse(self.engine.free(request.path_params["ref"]))
+
+    async def _end_session(self, request: Request) -> Response:
+        return JSONResponse(await self.engine.end_session(request.path_params["n"]))
+
+    async def _complete(self, request: Request) -> Response:
+        body = await self._body(request)
+        prompt = body.get("prompt")
+        if prompt is None:
+            raise EngineFaultError(400, "invalid_request_error", '"prompt" is missing')
+        many = isinstance(prompt, list) and prompt and not isinstance(prompt[0], int)
+        prompts = prompt if many else [prompt]
+        tokens = [one if isinstance(one, list) else self.engine.tokenizer.encode(one) for one in prompts]
+        return await self._generate(request, body, tokens, chat=False)
+
+    async def _chat(self, request: Request) -> Response:
+        body = await self._body(request)
+        if not body.get("messages"):
+            raise EngineFaultError(400, "invalid_request_error", "'messages' is required")
+        try:
+            text = render(body["messages"], body.get("tools"), body.get("chat_template_kwargs") or {})
+        except TemplateError as error:
+            raise EngineFaultError(400, "invalid_request_error", str(error)) from error
+        return await self._generate(request, body, [self.engine.tokenizer.encode(text)], chat=True)
+
+    async def _body(self, request: Request) -> dict:
+        raw = await request.body()
+        self.seen_bodies.append(raw)
+        try:
+            return json.loads(raw)
+        except ValueError:
+            raise EngineFaultError(400, "invalid_request_error", "the body is not JSON") from None
+
+    async def _generate(self, request: Request, body: dict, prompts: list[list[int]], *, chat: bool) -> Response:
+        ours = request.headers if self._keyed(request) else {}
+        if ours.get("x-polykv-dry") == "tokens":
+            self.engine.maybe_fail("dry")
+            raw = b"".join(struct.pack(f"<I{len(p)}i", len(p), *p) for p in prompts)
+            counts = ",".join(str(len(p)) for p in prompts)
+            return Response(raw, media_type="application/octet-stream", headers={"x-polykv-counts": counts})
+        self.engine.maybe_fail("complete")
+        n = body.get("n_predict", body.get("max_tokens", 4))
+        if any(len(prompt) >= self.engine.n_ctx for prompt in prompts):
+            raise EngineFaultError(400, "exceed_context_size_error", "the request exceeds the available context size")
+        asks = [
+            Ask(
+                tokens=prompt,
+                n_predict=n,
+                index=index,
+                req=int(ours.get("x-polykv-req", 0)),
+                session=int(ours.get("x-polykv-session", 0)) if index == 0 else 0,
+                seq=ours.get("x-polykv-seq"),
+                max_shared=int(ours.get("x-polykv-shared", 0)),
+                cache_prompt=body.get("cache_prompt", True),
+            )
+            for index, prompt in enumerate(prompts * body.get("n", 1))
+        ]
+        if body.get("stream"):
+            return await self._streamed(asks[0], ours, chat=chat)
+        return await self._whole(request, asks, ours, chat=chat)
+
+    async def _whole(self, request: Request, asks: list[Ask], ours: object, *, chat: bool) -> Response:
+        work = asyncio.ensure_future(asyncio.gather(*[self._run(ask) for ask in asks]))
+        leaver = asyncio.ensure_future(_left(request))
+        await asyncio.wait({work, leaver}, return_when=asyncio.FIRST_COMPLETED)
+        leaver.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.wait({work})
+            return Response(status_code=499)
+        results = work.result()
+        replies = [
+            self._reply(ask, facts, tokens, reason, ours, chat=chat)
+            for ask, (facts, tokens, reason) in zip(asks, results, strict=True)
+        ]
+        return JSONResponse(replies[0] if len(replies) == 1 else replies, headers=_facts_headers(results[0][0], ours))
+
+    async def _run(self, ask: Ask) -> tuple[Facts, list[int], str]:
+        facts, tokens, reason = None, [], "error"
+        async with contextlib.aclosing(self.engine.run(ask)) as steps:
+            async for step in steps:
+                if isinstance(step, Facts):
+                    facts = step
+                elif isinstance(step, int):
+                    tokens.append(step)
+                else:
+                    reason = step
+        assert facts is not None
+        return facts, tokens, reason
+
+    async def _streamed(self, ask: Ask, ours: object, *, chat: bool) -> Response:
+        steps = self.engine.run(ask)
+        facts = await anext(steps)
+        assert isinstance(facts, Facts)
+
+        async def lines() -> AsyncIterator[str]:
+            tokens: list[int] = []
+            async with contextlib.aclosing(steps):
+                async for step in steps:
+                    if isinstance(step, int):
+                        tokens.append(step)
+                        yield f"data: {json.dumps({'content': self.engine.tokenizer.decode([step])})}\n\n"
+                    else:
+                        yield f"data: {json.dumps(self._reply(ask, facts, tokens, str(step), ours, chat=chat))}\n\n"
+
+        return StreamingResponse(lines(), media_type="text/event-stream", headers=_facts_headers(facts, ours))
+
+    def _reply(self, ask: Ask, facts: Facts, tokens: list[int], reason: str, ours: object, *, chat: bool) -> dict:
+        text = self.engine.tokenizer.decode(tokens)
+        reply = {"choices": [{"message": {"role": "assistant", "content": text}}]} if chat else {"content": text}
+        reply["timings"] = {"cache_n": facts.n_cached, "prompt_n": facts.n_prompt - facts.n_cached}
+        reply["stop_type"] = reason
+        if ask.req:
+            reply["opencoti"] = opencoti(facts, ours.get("x-polykv-echo"), named=ask.seq is not None)
+        return reply
+
+    def _keyed(self, request: Request) -> bool:
+        return self.engine.has_verbs and request.headers.get("x-polykv-key") == self.engine.key
+
+
+class _KeyMiddleware:
+    """The API key first, then the private key: without it a verb is a page that does not exist."""
+
+    def __init__(self, app: object, server: FakeEngineServer) -> None:
+        self._app, self._server = app, server
+
+    async def __call__(self, scope: dict, receive: object, send: object) -> None:
+        if scope["type"] != "http":
+            return
+        engine = self._server.engine
+        headers = dict(scope["headers"])
+        self._server.calls.append((scope["method"], scope["path"]))
+        if engine.api_key and headers.get(b"authorization") != f"Bearer {engine.api_key}".encode() and scope["path"] != "/health":
+            fault = EngineFaultError(401, "authentication_error", "Invalid API Key")
+            await _answer(fault)(scope, receive, send)
+        elif scope["path"].startswith("/_polykv/") and not (
+            engine.has_verbs and headers.get(b"x-polykv-key") == engine.key.encode()
+        ):
+            await _answer(EngineFaultError(404, "not_found_error", "File Not Found"))(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+
+def _facts_headers(facts: Facts, ours: object) -> dict[str, str]:
+    if not ours.get("x-polykv-req"):
+        return {}
+    headers = {"x-polykv-slot": str(facts.slot), "x-polykv-cached": str(facts.n_cached), "x-polykv-shared": str(facts.n_shared)}
+    return {**headers, "x-polykv-miss": facts.miss} if facts.miss else headers
+
+
+def _answer(fault: EngineFaultError) -> Response:
+    error = {"code": fault.status, "message": fault.message, "type": fault.type, "param": fault.param}
+    return JSONResponse({"error": error}, status_code=fault.status)
+
+
+async def _fault(_request: Request, fault: Exception) -> Response:
+    assert isinstance(fault, EngineFaultError)
+    return _answer(fault)
+
+
+async def _not_found(_request: Request, _error: Exception) -> Response:
+    return _answer(EngineFaultError(404, "not_found_error", "File Not Found"))
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

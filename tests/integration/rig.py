@@ -1,0 +1,149 @@
+"""A whole proxy side over a fake engine, without the relay: runtime, gate and API, with a manual clock.
+
+Law: the engine's requests go through the gate and then straight to the engine's socket, as the relay would send them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from polykv_proxy.api.app import build_app
+from polykv_proxy.api.context import ApiContext, Keys
+from polykv_proxy.api.gate import PoolGate
+from polykv_proxy.core.ledger import LedgerLimits
+from polykv_proxy.engine.client import EngineClient
+from polykv_proxy.ports import EngineAddress, Plan, Refusal, RelayRequest
+from polykv_proxy.runtime.runtime import Runtime, RuntimeOptions
+from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_server import FakeEngineServer
+
+
+class ManualClock:
+    """Time that tests set."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return self.now
+
+
+@dataclass
+class Rig:
+    """The proxy side under test."""
+
+    engine: FakeEngine
+    server: FakeEngineServer
+    clock: ManualClock
+    runtime: Runtime
+    gate: PoolGate
+    api: httpx.AsyncClient
+
+    async def call(self, path: str, body: dict | bytes, headers: dict[str, str] | None = None) -> httpx.Response:
+        """A request on a generating route, through the gate, as the relay would do it."""
+        raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+        sent = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
+        request = RelayRequest(b"POST", path.encode(), sent, raw)
+        plan: Plan | Refusal | None = await self.gate.plan(request) if self.gate.concerns(request) else None
+        if isinstance(plan, Refusal):
+            return httpx.Response(plan.status, content=plan.body, headers=list(plan.headers))
+        try:
+            return await self._forward(path, raw, sent, plan)
+        finally:
+            if plan is not None:
+                plan.done()
+
+    async def _forward(self, path: str, raw: bytes, sent: list[tuple[bytes, bytes]], plan: Plan | None) -> httpx.Response:
+        extra = list(plan.engine_headers) if plan is not None else []
+        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(self.server.path)), timeout=30) as client:
+            reply = await client.post(f"http://engine{path}", content=raw, headers=[*sent, *extra])
+        if plan is not None:
+            added = plan.reply_headers(reply.status_code, [(n.lower(), v) for n, v in reply.headers.raw])
+            reply.headers.update({name.decode(): value.decode() for name, value in added})
+        return reply
+
+    async def settle(self) -> None:
+        """Until the engine's events have closed every book and every command has run."""
+        async with asyncio.timeout(20):
+            while any(book.done_ts is not None for book in self.runtime.hub.ledger.books):
+                await asyncio.sleep(0.005)
+            await self.runtime.hub.settle()
+
+    async def until_linked(self, boot_id: str) -> None:
+        """Until the runtime has seen this boot."""
+        async with asyncio.timeout(20):
+            while not (self.runtime.hub.linked and self.runtime.hub.boot_id == boot_id):
+                self.runtime.link.poke()
+                await asyncio.sleep(0.005)
+            await self.runtime.hub.settle()
+
+    async def until_unlinked(self) -> None:
+        """Until the runtime has noticed that the engine is gone."""
+        async with asyncio.timeout(20):
+            while self.runtime.hub.linked:
+                self.runtime.link.poke()
+                await asyncio.sleep(0.005)
+
+    async def pool(self, **body: object) -> dict:
+        """Create a pool and expect it."""
+        reply = await self.api.post("/polykv/pools", json=body)
+        assert reply.status_code == 201, reply.text
+        return reply.json()
+
+
+@asynccontextmanager
+async def served(engine: FakeEngine, folder: Path) -> AsyncIterator[FakeEngineServer]:
+    """The fake engine on a socket."""
+    server = FakeEngineServer(engine, folder / "engine.sock")
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@asynccontextmanager
+async def rig(
+    folder: Path,
+    engine: FakeEngine | None = None,
+    server: FakeEngineServer | None = None,
+    *,
+    clock: ManualClock | None = None,
+    state_dir: Path | None = None,
+    limits: LedgerLimits | None = None,
+    keys: Keys | None = None,
+    default_pool: str | None = None,
+) -> AsyncIterator[Rig]:
+    """A running rig. With `server` given, its engine is used and left running."""
+    if server is None:
+        async with (
+            served(engine or FakeEngine(), folder) as made,
+            rig(
+                folder, made.engine, made, clock=clock, state_dir=state_dir, limits=limits, keys=keys, default_pool=default_pool
+            ) as whole,
+        ):
+            yield whole
+        return
+    clock = clock or ManualClock()
+    client = EngineClient(EngineAddress(uds=str(server.path)), server.engine.key, api_key=server.engine.api_key)
+    options = RuntimeOptions(state_dir=state_dir, limits=limits or LedgerLimits(), sweep_s=None)
+    runtime = await Runtime.start(client, options, clock)
+    app = build_app(ApiContext(runtime, keys or Keys()))
+    api = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://proxy", timeout=30)
+    try:
+        await asyncio.wait_for(runtime.link.known(), 20)
+        await runtime.hub.settle()
+        yield Rig(server.engine, server, clock, runtime, PoolGate(runtime, default_pool), api)
+    finally:
+        await api.aclose()
+        await runtime.stop()
