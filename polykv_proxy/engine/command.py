@@ -30,7 +30,7 @@ _DROPPED_ENV = ("LLAMA_ARG_HOST", "LLAMA_ARG_PORT", "LLAMA_ARG_SSL_KEY_FILE", "L
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What the engine is started with. `max_pools` 0 switches its verbs for pools off."""
+    """What the engine is started with. `max_pools` 0 means no pools, no `key` no verbs at all."""
 
     binary: EngineBinary
     address: EngineAddress
@@ -55,8 +55,9 @@ def command(options: EngineOptions, base_env: Mapping[str, str]) -> tuple[list[s
     argv += options.args
     env = {name: value for name, value in base_env.items() if name not in _DROPPED_ENV and not name.startswith("POLYKV_")}
     env["LLAMA_ARG_ENDPOINT_METRICS"] = "1"
-    env["LLAMA_ARG_POLYKV_KEY"] = options.key
-    env["LLAMA_ARG_POLYKV_MAX_POOLS"] = str(options.max_pools)
+    if options.key:
+        env["LLAMA_ARG_POLYKV_KEY"] = options.key
+        env["LLAMA_ARG_POLYKV_MAX_POOLS"] = str(options.max_pools)
     if options.api_key:
         env["LLAMA_API_KEY"] = options.api_key
     return argv, env

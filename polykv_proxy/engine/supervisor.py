@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -78,6 +79,7 @@ class Supervisor:
         self._first: asyncio.Future[None] | None = None
         self._again = asyncio.Event()
         self._stopping = False
+        self._draining = False
 
     # asked by others
 
@@ -98,7 +100,8 @@ class Supervisor:
             self._process.signal_group(signal.SIGTERM)
 
     def drain(self) -> None:
-        """Say that the end is near; the engine goes on working."""
+        """Say that the end is near; the engine goes on working, but is not started again."""
+        self._draining = True
         if self.status.state is EngineState.READY:
             self._set(EngineState.DRAINING)
 
@@ -128,7 +131,7 @@ class Supervisor:
         while not self._stopping:
             self._again.clear()
             ready_s = await self._one_life()
-            if self._stopping:
+            if self._stopping or self._draining:
                 return
             failures = 1 if ready_s >= self._limits.steady_s else failures + 1
             await self._pause(min(self._limits.backoff_last_s, self._limits.backoff_first_s * 2 ** (failures - 1)))
@@ -137,6 +140,7 @@ class Supervisor:
         """From spawn to the end of one process; returns the seconds for which it was ready."""
         boots = self.status.boots + 1
         self._set(EngineState.STARTING, boots=boots, restarts=boots - 1, reason=None, exit_code=None, retry_ts=None)
+        _remove_socket(self.address)
         try:
             process = self._process = await EngineProcess.start(self._argv, self._env, self.output)
         except OSError as error:
@@ -223,6 +227,12 @@ class Supervisor:
         self.status = replace(self.status, state=state, since_ts=since, **changes)  # type: ignore[arg-type]
         for observer in self.observers:
             observer(self.status)
+
+
+def _remove_socket(address: EngineAddress) -> None:
+    """A killed engine leaves its socket behind, and the next one could not bind."""
+    if address.uds is not None:
+        Path(address.uds).unlink(missing_ok=True)
 
 
 def _handle(pid: int) -> psutil.Process | None:

@@ -1,0 +1,307 @@
+"""The composition root: settings become adapters, the runtime, the relay and the application; the one place where rooms meet.
+
+Law: all checks come before anything starts; what is started is stopped in reverse order, also when a start fails half way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import uvicorn
+import uvloop
+
+from polykv_proxy.api.app import build_app
+from polykv_proxy.api.context import ApiContext, Keys
+from polykv_proxy.api.gate import PoolGate
+from polykv_proxy.api.relay import Relay, RelayLimits, RelayProtocol, Routes, UpstreamPool
+from polykv_proxy.core.ledger import LedgerLimits
+from polykv_proxy.engine import address as addresses
+from polykv_proxy.engine.binary import find_binary, inspect_binary
+from polykv_proxy.engine.client import EngineClient
+from polykv_proxy.engine.command import EngineOptions, check_args, check_model, command, option_value
+from polykv_proxy.engine.facts import ask_facts
+from polykv_proxy.engine.gguf_header import auto_pools
+from polykv_proxy.engine.output import OutputLog
+from polykv_proxy.engine.status import EngineState, EngineStatus
+from polykv_proxy.engine.supervisor import EngineStartError, Supervisor, SupervisorLimits
+from polykv_proxy.engine.watcher import EngineWatcher
+from polykv_proxy.errors import ApiError, SettingsError
+from polykv_proxy.ports import EngineAddress
+from polykv_proxy.runtime.runtime import Runtime, RuntimeOptions
+from polykv_proxy.settings import Settings
+from polykv_proxy.ui.startup import EngineFacts, StartupView
+
+_log = logging.getLogger("polykv")
+_KNOWN_S = 5.0
+_CLOSE_S = 2
+EXIT_AT_ONCE = 130
+
+Engine: TypeAlias = Supervisor | EngineWatcher
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What is known before anything runs: the bound socket, where the engine will be, and how it is started."""
+
+    settings: Settings
+    listener: socket.socket
+    address: EngineAddress
+    key: str
+    engine_key: str | None
+    api_prefix: str
+    argv: list[str]
+    env: dict[str, str]
+    folder: addresses.RunFolder | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients reach us."""
+        host, port = self.listener.getsockname()[:2]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104 - shown only
+        return f"http://{shown}:{port}"
+
+    def close(self) -> None:
+        """Let go of the socket and the folder."""
+        self.listener.close()
+        if self.folder is not None:
+            self.folder.close()
+
+
+def prepare(settings: Settings, env: Mapping[str, str] | None = None) -> Prepared:
+    """Check everything that can be checked. Raises SettingsError."""
+    env = os.environ if env is None else env
+    if settings.engine_url is not None:
+        address, prefix = addresses.from_url(settings.engine_url)
+        key = settings.engine_key.get_secret_value() if settings.engine_key is not None else ""
+        return Prepared(settings, _bind(settings), address, key, _engine_key(settings, env), prefix, [], {})
+    check_args(settings.engine_args)
+    binary = inspect_binary(find_binary(settings.engine))
+    check_model(settings.model, binary, settings.engine_args, env)
+    named = settings.model or _path(option_value(settings.engine_args, ("-m", "--model")) or env.get("LLAMA_ARG_MODEL"))
+    max_pools = 0 if settings.off else auto_pools(named) if settings.max_pools == "auto" else settings.max_pools
+    prefix = option_value(settings.engine_args, ("--api-prefix",)) or env.get("LLAMA_ARG_API_PREFIX", "")
+    listener = _bind(settings)
+    folder = addresses.RunFolder(env)
+    address = addresses.private_address(folder, unix_socket=binary.unix_socket)
+    key = "" if settings.off else secrets.token_hex(16)
+    api_key = settings.api_key.get_secret_value() if settings.api_key is not None else None
+    options = EngineOptions(binary, address, key, max_pools, settings.model, api_key, settings.engine_args)
+    argv, engine_env = command(options, env)
+    return Prepared(settings, listener, address, key, _engine_key(settings, env), prefix, argv, engine_env, folder)
+
+
+def run(settings: Settings) -> int:
+    """Serve until told to stop; the exit code. Raises SettingsError before anything was started."""
+    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    for loud in ("httpx", "httpcore", "asyncio", "uvicorn.error"):
+        logging.getLogger(loud).setLevel(logging.WARNING)
+    prepared = prepare(settings)
+    try:
+        return uvloop.run(Proxy(prepared).serve())
+    finally:
+        prepared.close()
+
+
+class Proxy:
+    """One running proxy."""
+
+    def __init__(self, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._settings = prepared.settings
+        self._engine: Engine = self._make_engine()
+        self._view = StartupView(lambda: self._engine.status, self._engine.output.tail)
+        self._pool = UpstreamPool()
+        limits = RelayLimits(scanned_body=self._settings.body_limit_bytes, keep_alive_s=self._settings.keep_alive_s)
+        self._relay = Relay(self._pool, routes=Routes(api_prefix=prepared.api_prefix.encode()), limits=limits)
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+
+    async def serve(self) -> int:
+        """Start, wait for a signal, drain, stop."""
+        prepared, settings = self._prepared, self._settings
+        client = EngineClient(prepared.address, prepared.key, api_key=prepared.engine_key, api_prefix=prepared.api_prefix)
+        limits = LedgerLimits(settings.max_pool_objects, settings.session_ttl_s)
+        runtime = await Runtime.start(client, RuntimeOptions(self._state_dir(), limits))
+        if not settings.off:
+            self._relay.gate = PoolGate(runtime, settings.default_pool)
+        self._engine.observers += [self._door, lambda _status: runtime.link.poke()]
+        server, serving = self._open(ApiContext(runtime, self._keys(), self._health, settings.body_limit_bytes))
+        self._listen_to_signals()
+        try:
+            code = await self._until_stopped(runtime, serving)
+        finally:
+            await self._close(server, serving, runtime)
+        return EXIT_AT_ONCE if self._hurry.is_set() else code
+
+    # parts
+
+    def _make_engine(self) -> Engine:
+        prepared, settings = self._prepared, self._settings
+        if settings.engine_url is not None:
+            return EngineWatcher(prepared.address, prefix=prepared.api_prefix)
+        limits = SupervisorLimits(idle_s=settings.start_idle_s, stop_grace_s=settings.stop_grace_s)
+        output = OutputLog(file=settings.engine_log)
+        return Supervisor(prepared.argv, prepared.env, prepared.address, prefix=prepared.api_prefix, output=output, limits=limits)
+
+    def _open(self, context: ApiContext) -> tuple[_Server, asyncio.Task[None]]:
+        http: Any = functools.partial(RelayProtocol, relay=self._relay)
+        config = uvicorn.Config(
+            build_app(context),
+            http=http,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=_CLOSE_S,
+        )
+        server = _Server(config)
+        return server, asyncio.get_running_loop().create_task(server.serve(sockets=[self._prepared.listener]))
+
+    def _keys(self) -> Keys:
+        admin = self._settings.admin_key
+        return Keys(frozenset(self._settings.api_keys), admin.get_secret_value() if admin is not None else None)
+
+    def _state_dir(self) -> Path | None:
+        if self._settings.off:
+            return None
+        if self._settings.state_dir is not None:
+            return self._settings.state_dir
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return Path(base) / "polykv" / str(self._prepared.listener.getsockname()[1])
+
+    # life
+
+    async def _until_stopped(self, runtime: Runtime, serving: asyncio.Task[None]) -> int:
+        self._engine.start()
+        stop = asyncio.ensure_future(self._stop.wait())
+        progress = asyncio.ensure_future(self._view.progress())
+        booted = asyncio.ensure_future(self._engine.first_boot())
+        try:
+            await asyncio.wait([stop, booted, serving], return_when=asyncio.FIRST_COMPLETED)
+            progress.cancel()
+            await asyncio.gather(progress, return_exceptions=True)
+            if booted.done():
+                booted.result()
+                await self._announce(runtime)
+                await asyncio.wait([stop, serving], return_when=asyncio.FIRST_COMPLETED)
+        except EngineStartError as error:
+            self._view.failed(str(error), error.lines)
+            return 1
+        finally:
+            for task in (stop, progress, booted):
+                task.cancel()
+            await asyncio.gather(stop, progress, booted, return_exceptions=True)
+        await self._drain()
+        return 0
+
+    async def _announce(self, runtime: Runtime) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_KNOWN_S):
+                await runtime.link.known()
+        hello = runtime.hub.hello
+        if self._settings.off:
+            pools = "off (--off)"
+        elif hello is None:
+            pools = f"off: {runtime.hub.absent or 'the engine has not said whether it has them'}"
+        else:
+            pools = f"{hello.max_pools}, prefix sharing: {hello.prefix_sharing} ({hello.prefix_sharing_why})"
+        facts = await ask_facts(self._prepared.address, self._prepared.engine_key, self._prepared.api_prefix)
+        self._view.ready(self._prepared.url, EngineFacts(facts.model, facts.n_ctx_slot, facts.n_slots, pools))
+
+    async def _drain(self) -> None:
+        self._relay.drain(self._settings.drain_grace_s)
+        self._engine.drain()
+        if self._relay.running:
+            self._view.note(f"stopping: {len(self._relay.running)} requests are still running (once more to stop at once)")
+        drained = asyncio.ensure_future(self._relay.drained())
+        hurry = asyncio.ensure_future(self._hurry.wait())
+        await asyncio.wait([drained, hurry], timeout=self._settings.drain_grace_s, return_when=asyncio.FIRST_COMPLETED)
+        drained.cancel()
+        hurry.cancel()
+        self._relay.cut("draining", "The proxy is shutting down.")
+
+    async def _close(self, server: _Server, serving: asyncio.Task[None], runtime: Runtime) -> None:
+        server.should_exit = True
+        server.force_exit = self._hurry.is_set()
+        await asyncio.gather(serving, return_exceptions=True)
+        await runtime.stop()
+        await self._engine.stop(at_once=self._hurry.is_set())
+        self._pool.drop_idle()
+
+    def _listen_to_signals(self) -> None:
+        for signum in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(signum, self._signalled)
+
+    def _signalled(self) -> None:
+        if self._stop.is_set():
+            self._hurry.set()
+            self._engine.kill()
+        self._stop.set()
+
+    def _door(self, status: EngineStatus) -> None:
+        """The relay's door follows the engine's state."""
+        if status.state is EngineState.READY:
+            self._pool.open(self._prepared.address)
+        elif status.state is EngineState.STARTING:
+            self._pool.shut(ApiError("engine_starting", "The engine is starting: the model is loading.", retry_after_s=2))
+        elif status.state is EngineState.FAILED:
+            wait = max(1.0, (status.retry_ts or 0.0) - time.time())
+            self._pool.shut(ApiError("engine_unavailable", f"The engine is away: {status.reason}.", retry_after_s=wait))
+        elif status.state is not EngineState.DRAINING:
+            self._pool.shut(ApiError("draining", "The proxy is shutting down.", retry_after_s=5))
+
+    def _health(self) -> dict[str, object]:
+        status = self._engine.status
+        return {
+            "state": status.state.value,
+            "since_ts": status.since_ts,
+            "supervised": status.supervised,
+            "boots": status.boots,
+            "restarts": status.restarts,
+            "reason": status.reason,
+            "exit_code": status.exit_code,
+            "retry_ts": status.retry_ts,
+            "requests_running": len(self._relay.running),
+            "pid": status.pid,
+            "command": self._prepared.argv,
+            "last_lines": self._engine.output.tail(20),
+        }
+
+
+class _Server(uvicorn.Server):
+    """A server that leaves signals to the proxy."""
+
+    def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
+        return contextlib.nullcontext()
+
+
+def _bind(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise SettingsError(
+            f"--host {settings.host} --port {settings.port}: {error.strerror}; choose another --port, or 0 for a free one"
+        ) from error
+
+
+def _engine_key(settings: Settings, env: Mapping[str, str]) -> str | None:
+    keys = settings.api_keys or tuple(key for key in env.get("LLAMA_API_KEY", "").split(",") if key)
+    return keys[0] if keys else None
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text and Path(text).is_file() else None

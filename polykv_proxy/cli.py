@@ -1,0 +1,111 @@
+"""The command line: parses, calls bootstrap, exits with a code.
+
+Law: no decisions here. Without a sub-command the proxy serves; what follows a bare `--` belongs to the engine.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import version as installed_version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from polykv_proxy.errors import SettingsError
+from polykv_proxy.settings import Settings, load_settings
+
+_ENGINE_ARGS = "polykv.engine_args"
+EXIT_SETTINGS = 2
+
+
+class _Group(TyperGroup):
+    """Takes the arguments after a bare `--` away before they could be read as a sub-command."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if "--" in args:
+            at = args.index("--")
+            args, ctx.meta[_ENGINE_ARGS] = args[:at], tuple(args[at + 1 :])
+        return super().parse_args(ctx, args)
+
+
+app = typer.Typer(
+    cls=_Group,
+    name="polykv-proxy",
+    no_args_is_help=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+_ENGINE, _PUBLIC, _POOLS, _TIMES = "Engine", "Listening and keys", "Pools and sessions", "Times and limits"
+
+
+def _option(name: str, *flags: str, panel: str, **more: Any) -> Any:
+    return typer.Option(
+        *(flags or ("--" + name.replace("_", "-"),)),
+        help=Settings.model_fields[name].description,
+        rich_help_panel=panel,
+        show_default=False,
+        **more,
+    )
+
+
+@app.callback(invoke_without_command=True)
+def serve(  # noqa: PLR0917 - typer reads options from the signature and passes them by name
+    ctx: typer.Context,
+    engine: Annotated[Path | None, _option("engine", panel=_ENGINE)] = None,
+    model: Annotated[Path | None, _option("model", "-m", "--model", panel=_ENGINE)] = None,
+    engine_url: Annotated[str | None, _option("engine_url", panel=_ENGINE)] = None,
+    engine_key: Annotated[str | None, _option("engine_key", panel=_ENGINE)] = None,
+    engine_log: Annotated[Path | None, _option("engine_log", panel=_ENGINE)] = None,
+    host: Annotated[str | None, _option("host", panel=_PUBLIC)] = None,
+    port: Annotated[int | None, _option("port", panel=_PUBLIC)] = None,
+    api_key: Annotated[str | None, _option("api_key", panel=_PUBLIC)] = None,
+    admin_key: Annotated[str | None, _option("admin_key", panel=_PUBLIC)] = None,
+    default_pool: Annotated[str | None, _option("default_pool", panel=_POOLS)] = None,
+    max_pools: Annotated[str | None, _option("max_pools", panel=_POOLS, metavar="auto|N")] = None,
+    max_pool_objects: Annotated[int | None, _option("max_pool_objects", panel=_POOLS)] = None,
+    session_ttl_s: Annotated[float | None, _option("session_ttl_s", panel=_POOLS)] = None,
+    state_dir: Annotated[Path | None, _option("state_dir", panel=_POOLS)] = None,
+    off: Annotated[bool, _option("off", "--off", panel=_POOLS)] = False,
+    body_limit_bytes: Annotated[int | None, _option("body_limit_bytes", panel=_TIMES)] = None,
+    keep_alive_s: Annotated[float | None, _option("keep_alive_s", panel=_TIMES)] = None,
+    start_idle_s: Annotated[float | None, _option("start_idle_s", panel=_TIMES)] = None,
+    stop_grace_s: Annotated[float | None, _option("stop_grace_s", panel=_TIMES)] = None,
+    drain_grace_s: Annotated[float | None, _option("drain_grace_s", panel=_TIMES)] = None,
+    log_level: Annotated[str | None, _option("log_level", panel=_TIMES, metavar="debug|info|warning|error")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file with settings.", show_default=False)] = None,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Serve an OpenAI-compatible port in front of a llamafile / llama.cpp engine, with prompt prefixes shared between agents.
+
+    polykv-proxy --engine ./llamafile -m MODEL.gguf [-- ENGINE ARGS...]
+
+    Every setting can also be a POLYKV_... variable or a line of the --config file; a flag wins over both.
+    """
+    if version:
+        typer.echo(f"polykv-proxy {installed_version('polykv-proxy')}")
+        raise typer.Exit
+    if ctx.invoked_subcommand is not None:
+        return
+    given = dict(ctx.params)
+    flags = {name: value for name, value in given.items() if name in Settings.model_fields and value not in (None, False)}
+    if ctx.meta.get(_ENGINE_ARGS):
+        flags["engine_args"] = ctx.meta[_ENGINE_ARGS]
+    from polykv_proxy.bootstrap import run  # noqa: PLC0415 - heavy; --help and sub-commands do without
+
+    raise typer.Exit(run(load_settings(flags, config)))
+
+
+def main() -> None:
+    """Entry point. Bad settings are one line on standard error and exit code 2."""
+    try:
+        app()
+    except SettingsError as error:
+        sys.stderr.write("".join(f"error: {line}\n" for line in str(error).splitlines()))
+        sys.exit(EXIT_SETTINGS)
+
+
+if __name__ == "__main__":
+    main()

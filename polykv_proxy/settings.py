@@ -1,0 +1,182 @@
+"""All settings: one frozen object, the only reader of flags, environment and file.
+
+Law: every field has a default, its unit in its name or text, and a row in docs/configuration.md (a test compares them). Precedence:
+flag, then `POLYKV_…` variable, then file, then default. What is wrong is found here, before anything starts, and said in one line.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic.fields import FieldInfo
+from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
+
+from polykv_proxy.errors import SettingsError
+
+ENV_PREFIX = "POLYKV_"
+
+
+class Settings(BaseSettings):
+    """Settings of one proxy. Field descriptions are the reference."""
+
+    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
+
+    engine: Path | None = Field(None, description="Engine binary to run and watch. Default: ./llamafile, else one on PATH.")
+    engine_url: str | None = Field(
+        None, description="Use an engine that runs already, http://HOST:PORT or unix:/PATH; it is not supervised."
+    )
+    engine_key: SecretStr | None = Field(
+        None, description="Key of an engine at --engine-url (its LLAMA_ARG_POLYKV_KEY); without it pools are off there."
+    )
+    engine_args: tuple[str, ...] = Field(
+        (), description="Further arguments of the engine; on the command line, all that follows a bare --."
+    )
+    engine_log: Path | None = Field(None, description="File to which everything that the engine prints is appended.")
+    model: Path | None = Field(None, description="Model file (GGUF) for the engine.")
+    host: str = Field("127.0.0.1", description="Address to listen on.")
+    port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
+    state_dir: Path | None = Field(
+        None, description="Folder of the journal. Default: $XDG_STATE_HOME/polykv/PORT, that is ~/.local/state/polykv/PORT."
+    )
+    api_key: SecretStr | None = Field(
+        None, description="Key that clients must send, several separated by commas. The engine checks it too."
+    )
+    admin_key: SecretStr | None = Field(None, description="Key for administrative verbs. Default: the API key suffices.")
+    default_pool: str | None = Field(None, description="Pool (id or name) to which requests that name none are attached.")
+    off: bool = Field(False, description="Relay only: no pools, no sessions, nothing added to any reply.")
+    max_pools: int | Literal["auto"] = Field(
+        "auto", description="Resident pools the engine reserves room for, 0 to 255; auto is 16 on plain attention, else 4."
+    )
+    max_pool_objects: int = Field(1024, ge=1, description="Pools that may exist, resident or not.")
+    session_ttl_s: float = Field(600.0, gt=0, description="Seconds after which an idle session ends.")
+    body_limit_bytes: int = Field(
+        64 * 1024 * 1024, ge=1024, description="Largest body in bytes of routes that are scanned for pools; no limit elsewhere."
+    )
+    keep_alive_s: float = Field(75.0, gt=0, description="Seconds for which an idle client connection is kept.")
+    start_idle_s: float = Field(
+        60.0, gt=0, description="Seconds without any progress after which a starting engine is given up; loading has no limit."
+    )
+    stop_grace_s: float = Field(10.0, ge=0, description="Seconds the engine has to end by itself before it is killed.")
+    drain_grace_s: float = Field(30.0, ge=0, description="Seconds that running requests have to finish when the proxy is stopped.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="How much the proxy says on standard error."
+    )
+
+    @field_validator("max_pools", mode="before")
+    @classmethod
+    def _pools(cls, value: object) -> object:
+        if isinstance(value, str) and value.isdigit():
+            value = int(value)
+        if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 255):
+            return value
+        raise ValueError("write auto, or a number from 0 to 255")
+
+    @field_validator("engine_args", mode="before")
+    @classmethod
+    def _args(cls, value: object) -> object:
+        return tuple(shlex.split(value)) if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _together(self) -> Settings:
+        if self.engine_url is not None:
+            for name in ("engine", "model", "engine_log"):
+                if getattr(self, name) is not None:
+                    raise ValueError(
+                        f"--{name.replace('_', '-')} starts an engine, --engine-url uses a running one: give one of them"
+                    )
+            if self.engine_args:
+                raise ValueError("arguments after -- start an engine, --engine-url uses a running one: give one of them")
+        if self.off and self.default_pool is not None:
+            raise ValueError("--off switches pools off, --default-pool needs them: give one of them")
+        return self
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        """The keys, each one."""
+        text = self.api_key.get_secret_value() if self.api_key is not None else ""
+        return tuple(key.strip() for key in text.split(",") if key.strip())
+
+
+def load_settings(flags: Mapping[str, Any], file: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
+    """Settings from given flags (those not given left out), the environment and a TOML file. Raises SettingsError."""
+    env = os.environ if env is None else env
+    given = _read_file(file)
+    variables = {name: value for name in Settings.model_fields if (value := env.get(variable(name)))}
+
+    class Loaded(Settings):
+        @classmethod
+        def settings_customise_sources(
+            cls,
+            settings_cls: type[BaseSettings],
+            init_settings: PydanticBaseSettingsSource,
+            env_settings: PydanticBaseSettingsSource,
+            dotenv_settings: PydanticBaseSettingsSource,
+            file_secret_settings: PydanticBaseSettingsSource,
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            del env_settings, dotenv_settings, file_secret_settings
+            return init_settings, InitSettingsSource(settings_cls, variables), InitSettingsSource(settings_cls, given)
+
+    try:
+        return Loaded(**flags)
+    except ValidationError as error:
+        raise SettingsError("\n".join(_explain(dict(one), flags, variables, file) for one in error.errors())) from error
+
+
+def flag(name: str) -> str:
+    """The command line flag of a field."""
+    return "-- ARGS" if name == "engine_args" else "--" + name.replace("_", "-")
+
+
+def variable(name: str) -> str:
+    """The environment variable of a field."""
+    return ENV_PREFIX + name.upper()
+
+
+def reference() -> str:
+    """The table of all settings, in Markdown: the one in docs/configuration.md."""
+    lines = ["| flag | variable | in the file | default | meaning |", "|---|---|---|---|---|"]
+    for name, field in Settings.model_fields.items():
+        lines.append(f"| `{flag(name)}` | `{variable(name)}` | `{name}` | {_default(field)} | {field.description} |")
+    return "\n".join(lines)
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.default
+    if value is None or value == ():
+        return "none"
+    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
+
+
+def _read_file(file: Path | None) -> dict[str, Any]:
+    if file is None:
+        return {}
+    try:
+        return tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise SettingsError(f"--config {file}: {error.strerror}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"--config {file}: not valid TOML: {error}") from error
+
+
+def _explain(error: dict[str, Any], flags: Mapping[str, Any], variables: Mapping[str, str], file: Path | None) -> str:
+    message = str(error["msg"]).removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    if not error["loc"]:
+        return message
+    name = str(error["loc"][0])
+    if name not in Settings.model_fields:
+        return f"{file}: unknown setting {name!r}; docs/configuration.md lists them"
+    if name in flags:
+        where = flag(name)
+    elif name in variables:
+        where = variable(name)
+    else:
+        where = f"{file}: {name}"
+    secret = "key" in name
+    return f"{where}{'' if secret else ' ' + str(error.get('input'))}: {message}"
