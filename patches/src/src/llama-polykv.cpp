@@ -134,3 +134,30 @@ void llama_polykv_trim_window(llama_context * ctx, llama_seq_id seq_id, llama_po
         parts.swa->seq_rm(seq_id, 0, n_past - n_swa + 1);
     }
 }
+
+bool llama_polykv_verify(const llama_context * ctx, llama_seq_id seq_id, llama_pos n_past) {
+    const auto parts = polykv_get_parts(ctx);
+
+    if (parts.base && (parts.base->seq_pos_min(seq_id) != 0 || parts.base->seq_pos_max(seq_id) != n_past - 1)) {
+        return false;
+    }
+    if (parts.recr && parts.recr->seq_pos_max(seq_id) != n_past - 1) {
+        return false;
+    }
+    if (parts.swa) {
+        const auto & hparams = llama_get_model(ctx)->hparams;
+        const llama_pos n_swa = (llama_pos) hparams.n_swa;
+
+        llama_pos first = 0; // the first position that is still visible
+        switch (hparams.swa_type) {
+            case LLAMA_SWA_TYPE_STANDARD: first = std::max(0, n_past - n_swa + 1); break;
+            case LLAMA_SWA_TYPE_CHUNKED:  first = (n_past / n_swa) * n_swa;        break;
+            default: break;
+        }
+        const llama_pos pos_min = parts.swa->seq_pos_min(seq_id);
+        if (parts.swa->seq_pos_max(seq_id) != n_past - 1 || pos_min < 0 || pos_min > first) {
+            return false;
+        }
+    }
+    return parts.kind != LLAMA_POLYKV_CLASS_NONE;
+}

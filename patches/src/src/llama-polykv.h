@@ -35,3 +35,6 @@ LLAMA_API uint32_t llama_polykv_n_cells(const struct llama_context * ctx, llama_
 
 // drop the cells of seq_id that no token at a position >= n_past can see. shared window cells that are kept needlessly pin the ring
 LLAMA_API void llama_polykv_trim_window(struct llama_context * ctx, llama_seq_id seq_id, llama_pos n_past);
+
+// true if the memory holds what a token at position n_past of seq_id attends to, and nothing beyond. a wrong copy would abort the process later
+LLAMA_API bool llama_polykv_verify(const struct llama_context * ctx, llama_seq_id seq_id, llama_pos n_past);

@@ -261,8 +261,10 @@ int server_context_impl::polykv_attach(server_slot & slot, int n_past) {
     const auto & params = slot.task->params.polykv;
     auto       & info   = polykv_slots[slot.id];
 
-    info.miss      = nullptr;
-    info.window_ok = false;
+    info.miss = nullptr;
+
+    // a conversation that goes on right where its cells end needs no earlier state, whatever the stock check says
+    info.window_ok = params.named && n_past > 0 && n_past == slot.prompt.n_tokens() && n_past < slot.task->n_tokens() && polykv_verify(slot, n_past);
 
     if (params.seq.empty()) {
         return n_past;
@@ -322,21 +324,12 @@ int server_context_impl::polykv_attach(server_slot & slot, int n_past) {
 
     slot.prompt.tokens = server_tokens(llama_tokens(record.tokens->begin(), record.tokens->begin() + n), mctx != nullptr);
     slot.prompt.share  = { n, false, params.seq };
-    info.window_ok     = polykv_memory.kind != LLAMA_POLYKV_CLASS_ANY;
+    info.window_ok     = true;
     return n;
 }
 
-// a wrong copy would abort the process later: look at the positions before they are trusted
 bool server_context_impl::polykv_verify(const server_slot & slot, int n) const {
-    auto * mem = llama_get_memory(ctx_tgt);
-    const llama_pos pos_min = llama_memory_seq_pos_min(mem, slot.id);
-    const llama_pos pos_max = llama_memory_seq_pos_max(mem, slot.id);
-
-    const int n_swa = llama_model_n_swa(model_tgt);
-    const llama_pos pos_min_ok = polykv_memory.kind == LLAMA_POLYKV_CLASS_ANY ? 0 : polykv_memory.kind == LLAMA_POLYKV_CLASS_WINDOW ? std::max(0, n - n_swa + 1) : n - 1;
-
-    return pos_max == n - 1 && pos_min >= 0 && pos_min <= pos_min_ok &&
-        (!ctx_dft || llama_memory_seq_pos_max(llama_get_memory(ctx_dft), slot.id) == n - 1);
+    return llama_polykv_verify(ctx_tgt, slot.id, n) && (!ctx_dft || llama_memory_seq_pos_max(llama_get_memory(ctx_dft), slot.id) == n - 1);
 }
 
 // the stock cache decision is over: n_past tokens are kept

@@ -1,0 +1,42 @@
+"""How a pooled answer is compared with a fresh prefill: ids up to the first near-tie, log-probs within the noise floor.
+
+Law: pure of pools. Moved cells and other batch shapes change rounding (the engine splits attention by cell index), so the floor is
+measured first, on the stock paths alone: fresh prefills at other cell offsets, and prompts continued from a slot's own cache. The
+tolerance is three times that floor, and never less than `LEAST`.
+"""
+
+from __future__ import annotations
+
+import random
+
+from tests.engine.driver import Engine, Reply
+
+LEAST = 0.05
+"""Log-prob units; rounding of f16 cells on the tiny models."""
+
+
+def noise_floor(engine: Engine, n: int = 4) -> float:
+    """Largest log-prob difference between stock answers to one prompt that only rounding tells apart."""
+    worst = 0.0
+    for seed in range(8):
+        prompt = [random.Random(seed * 997 + i).randrange(300, 40000) for i in range(40 + 20 * seed)]
+        fresh = engine.fresh(prompt, n)
+        engine.completion(prompt[: len(prompt) // 2], 3)  # holds other cells, and is the cache of the next one
+        worst = max(worst, distance(engine.completion(prompt, n), fresh), distance(engine.fresh(prompt, n), fresh))
+    return worst
+
+
+def distance(a: Reply, b: Reply) -> float:
+    """Largest log-prob difference over the positions up to the first differing id."""
+    worst = 0.0
+    for id_a, id_b, lp_a, lp_b in zip(a.tokens, b.tokens, a.logprobs, b.logprobs, strict=True):
+        worst = max(worst, abs(lp_a - lp_b))
+        if id_a != id_b:
+            break
+    return worst
+
+
+def assert_equal(answer: Reply, reference: Reply, floor: float) -> None:
+    """The two answers are the same within the floor; ids may part only where both candidates are nearly as likely."""
+    tolerance = max(LEAST, 3 * floor)
+    assert distance(answer, reference) <= tolerance, (answer.tokens, reference.tokens, answer.logprobs, reference.logprobs)
