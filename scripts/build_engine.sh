@@ -84,7 +84,7 @@ get_source() {  # sets sdist
   want=$(grep -oE 'sha256:[0-9a-f]{64}' "$lock_file" | cut -d: -f2)
   sdist=$cache/downloads/engine-source-$want.tar.gz
   [ ! -e "$sdist" ] || [ "$(sha256_of "$sdist")" != "$want" ] || { exec 7>&-; return 0; }
-  ensure_tools
+  ensure_tools pip
   step="downloading the engine source (73 MiB)"; say "$step"
   rm -rf "$cache"/downloads/get.*  # left by a run that was killed: we hold the lock
   tmp=$(mktemp -d "$cache/downloads/get.XXXXXX")

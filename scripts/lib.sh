@@ -42,3 +42,26 @@ ensure_tools() {  # an environment of our own with pip, and with the packages na
   fi
   exec 8>&-
 }
+
+ensure_venv() {  # .venv with the locked versions and this checkout; does nothing when that is what it holds
+  local venv=$root/.venv want
+  need_python
+  hold_lock 8 "$cache/.venv.lock" "set-up"
+  want=$(cat "$root/requirements-dev.lock" "$root/pyproject.toml" | cksum)
+  if [ "$(cat "$venv/.polykv-set-up" 2>/dev/null)" != "$want $root" ] || ! "$venv/bin/python" -c '' 2>/dev/null; then
+    "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv" </dev/null >&2 || fail "$python -m venv $venv failed"
+    { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$root/requirements-dev.lock" \
+      && "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e "$root"; } </dev/null >&2 \
+      || fail "pip could not install requirements-dev.lock; is the package index reachable? Run the same command again to go on from there"
+    echo "$want $root" >"$venv/.polykv-set-up"
+  fi
+  exec 8>&-
+}
+
+phase() {  # WHAT COMMAND…: run it, say what it is and how long it took
+  local started=$SECONDS
+  step=$1; shift
+  say "$step"
+  "$@" || return $?
+  say "$step: done in $((SECONDS - started)) s"
+}
