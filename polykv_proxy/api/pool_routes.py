@@ -105,6 +105,7 @@ def _ticket(request: Request, body: bytes) -> Ticket | None:
     key = request.headers.get("idempotency-key")
     if key is None:
         return None
+    key = key.strip()
     if not 0 < len(key) <= _MAX_KEY or not key.isascii() or not key.isprintable():
         raise ApiError(
             "invalid_request", f"Idempotency-Key must be 1 to {_MAX_KEY} printable ASCII characters", param="Idempotency-Key"

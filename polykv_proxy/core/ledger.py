@@ -81,7 +81,8 @@ class Ledger:
         for pool in list(self.tree):
             commands += self._reconcile(pool, facts, snapshot)
         if first:
-            commands += self._strays(snapshot)
+            known = {session.number for session in self.sessions}
+            commands += self.strays(snapshot) + [EndSession(number) for number in sorted(snapshot.sessions - known)]
         return commands
 
     def engine_lost(self, reason: str) -> None:
@@ -126,11 +127,10 @@ class Ledger:
             self.tree.put(pool.displaced(Residency.LOST, "the engine no longer holds it"))
         return []
 
-    def _strays(self, snapshot: EngineSnapshot) -> list[Command]:
+    def strays(self, snapshot: EngineSnapshot) -> list[Command]:
+        """Give back the sequences that no pool has. Only for moments at which none is being made."""
         ours = {pool.seq for pool in self.tree if pool.seq is not None}
-        seqs: list[Command] = [FreeSeq(seq, snapshot.boot_id) for seq in sorted(set(snapshot.seqs) - ours)]
-        known = {session.number for session in self.sessions}
-        return seqs + [EndSession(number) for number in sorted(snapshot.sessions - known)]
+        return [FreeSeq(seq, snapshot.boot_id) for seq in sorted(set(snapshot.seqs) - ours)]
 
     def _settle_books(self, snapshot: EngineSnapshot, now: float) -> list[Command]:
         """Events may have been missed: a task that was running and holds no slot any more is over."""

@@ -28,6 +28,9 @@ from polykv_proxy.runtime.prefixes import Conversation, check_tokens, prefix_of_
 
 log = logging.getLogger("polykv.pools")
 
+SUSPICION_S = 30.0
+"""How long after a cancelled materialisation its sequence may still appear in the engine."""
+
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
@@ -78,6 +81,7 @@ class PoolService:
         self._hub = hub
         self._show = show
         self._flights: dict[int, PoolFlight] = {}
+        self._suspect_until = 0.0
         self.desk: IdempotencyDesk[Made, Step] = IdempotencyDesk(replies)
 
     @property
@@ -210,12 +214,25 @@ class PoolService:
 
     async def _materialise(self, body: Mapping[str, object], pool_id: int, flight: PoolFlight) -> wire.Made:
         stream = self._hub.client.make_seq(body)
-        async with contextlib.aclosing(stream):
-            async for step in stream:
-                if isinstance(step, wire.Made):
-                    return step
-                flight.report(Step(pool_id, step))
+        try:
+            async with contextlib.aclosing(stream):
+                async for step in stream:
+                    if isinstance(step, wire.Made):
+                        return step
+                    flight.report(Step(pool_id, step))
+        except (asyncio.CancelledError, EngineError):
+            self._suspect_until = self._hub.clock.wall() + SUSPICION_S
+            raise
         raise EngineError("the engine ended a materialisation without a result")
+
+    async def sweep(self) -> None:
+        """Give back what a cancelled materialisation may have made unheard: its `done` can cross our leaving."""
+        hub = self._hub
+        if hub.clock.wall() >= self._suspect_until or not hub.linked or self._flights:
+            return
+        state = await hub.client.state()
+        if not self._flights:
+            hub.post(hub.ledger.strays(state.snapshot()))
 
     async def _land(self, pool_id: int, made: wire.Made, boot_id: str, spec: PoolSpec, ticket: Ticket | None) -> Made:
         """From `done` to a pool that survives: believe the record, write it down, or give everything back."""

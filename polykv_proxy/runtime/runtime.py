@@ -121,6 +121,7 @@ class Runtime:
             state = await self.state()
             if state is not None:
                 hub.post(hub.ledger.settle_overdue(state.snapshot(), now))
+        await self.pools.sweep()
         await self._save_access()
 
     async def state(self) -> State | None:

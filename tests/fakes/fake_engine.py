@@ -1,7 +1,7 @@
 """A fake engine: the laws of docs/engine-protocol.md over lists of cell numbers, without HTTP.
 
-Law: cells are counted by identity, so a share is the same cell in two places; nothing is reported that did not happen. Time passes only
-at `await self.gate()`, which tests may hold. One object may live through several boots.
+Law: cells are counted by identity, so a share is the same cell in two places; nothing is reported that did not happen. Time passes
+only at `await self.gate()`, which tests may hold. One object may live through several boots.
 """
 
 from __future__ import annotations

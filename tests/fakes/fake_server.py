@@ -25,7 +25,9 @@ COMPLETIONS = ("/completion", "/completions", "/v1/completions")
 CHATS = ("/v1/chat/completions", "/chat/completions")
 
 
-class _Server(uvicorn.Server):
+class QuietServer(uvicorn.Server):
+    """A server that leaves signals alone."""
+
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
@@ -39,7 +41,7 @@ class FakeEngineServer:
         self.path = path
         self.calls: list[tuple[str, str]] = []
         self.seen_bodies: list[bytes] = []
-        self._server: _Server | None = None
+        self._server: QuietServer | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -48,7 +50,7 @@ class FakeEngineServer:
         config = uvicorn.Config(
             self._app(), uds=str(self.path), log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1
         )
-        self._server = _Server(config)
+        self._server = QuietServer(config)
         self._task = asyncio.create_task(self._server.serve())
         while not self._server.started:
             await asyncio.sleep(0.005)

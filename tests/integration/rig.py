@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
+import uvicorn
+from fastapi import FastAPI
 
 from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext, Keys
@@ -22,7 +24,7 @@ from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.ports import EngineAddress, Plan, Refusal, RelayRequest
 from polykv_proxy.runtime.runtime import Runtime, RuntimeOptions
 from tests.fakes.fake_engine import FakeEngine
-from tests.fakes.fake_server import FakeEngineServer
+from tests.fakes.fake_server import FakeEngineServer, QuietServer
 
 
 class ManualClock:
@@ -47,6 +49,7 @@ class Rig:
     clock: ManualClock
     runtime: Runtime
     gate: PoolGate
+    app: FastAPI
     api: httpx.AsyncClient
 
     async def call(self, path: str, body: dict | bytes, headers: dict[str, str] | None = None) -> httpx.Response:
@@ -143,7 +146,24 @@ async def rig(
     try:
         await asyncio.wait_for(runtime.link.known(), 20)
         await runtime.hub.settle()
-        yield Rig(server.engine, server, clock, runtime, PoolGate(runtime, default_pool), api)
+        yield Rig(server.engine, server, clock, runtime, PoolGate(runtime, default_pool), app, api)
     finally:
         await api.aclose()
         await runtime.stop()
+
+
+@asynccontextmanager
+async def listening(app: FastAPI, path: Path) -> AsyncIterator[httpx.AsyncHTTPTransport]:
+    """The API on a real socket, for clients that leave in the middle."""
+    config = uvicorn.Config(app, uds=str(path), log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1)
+    server = QuietServer(config)
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        await asyncio.sleep(0.005)
+    transport = httpx.AsyncHTTPTransport(uds=str(path))
+    try:
+        yield transport
+    finally:
+        await transport.aclose()
+        server.should_exit = True
+        await task

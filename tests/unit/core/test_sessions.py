@@ -1,0 +1,44 @@
+"""Mirrors core/sessions.py."""
+
+import pytest
+
+from polykv_proxy.core.sessions import SessionLedger, valid_session_id
+
+
+@pytest.mark.parametrize(
+    ("text", "fine"),
+    [("a", True), ("x" * 128, True), ("two words", True), ("", False), ("x" * 129, False), ("tab\t", False), ("ä", False)],
+)
+def test_session_ids_are_printable_ascii_of_bounded_length(text: str, fine: bool) -> None:
+    """1 to 128 printable ASCII characters and nothing else."""
+    assert valid_session_id(text) is fine
+
+
+def test_a_number_is_never_used_again() -> None:
+    """A name that ended and came back gets a new number."""
+    ledger = SessionLedger(10)
+    first = ledger.open("a", 0)
+    assert ledger.open("a", 1).number == first.number == 10
+    ledger.end("a")
+    assert ledger.open("a", 2).number == 11
+    assert ledger.by_number(10) is None
+
+
+def test_an_ended_session_stays_ended() -> None:
+    """Putting the record of an ended session back does nothing."""
+    ledger = SessionLedger()
+    session = ledger.open("a", 0)
+    ledger.end("a")
+    ledger.put(session)
+    assert len(ledger) == 0
+
+
+def test_only_idle_sessions_expire() -> None:
+    """A session with an open request outlives its TTL."""
+    from dataclasses import replace
+
+    ledger = SessionLedger()
+    idle, busy = ledger.open("idle", 0), ledger.open("busy", 0)
+    ledger.put(replace(busy, n_streams=1))
+    assert ledger.expired(600, 600.0) == [idle]
+    assert ledger.expired(599, 600.0) == []
