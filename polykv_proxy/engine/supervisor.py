@@ -144,23 +144,24 @@ class Supervisor:
         try:
             process = self._process = await EngineProcess.start(self._argv, self._env, self.output)
         except OSError as error:
-            self._fail(f"the engine cannot be started: {error.strerror}", None)
+            self._fail(f"the engine cannot be started: {error.strerror}", None, fatal=True)
             return 0.0
         if self._stopping:
             await process.stop(0.0)
             return 0.0
         self.status = replace(self.status, pid=process.pid)
         trouble = await self._until_ready(process)
+        by_itself = process.exited.done()
         ready_at = time.monotonic()
         if trouble is None:
             self._set(EngineState.READY, reason=None)
             self._settle_first(None)
-        elif not process.exited.done():
+        elif not by_itself:
             await process.stop(self._limits.stop_grace_s)
         code = await asyncio.shield(process.exited)
         self._process = None
         if not self._stopping:
-            self._fail(trouble or _epitaph(code), code)
+            self._fail(trouble or _epitaph(code), code, fatal=by_itself)
         return time.monotonic() - ready_at if trouble is None else 0.0
 
     async def _until_ready(self, process: EngineProcess) -> str | None:
@@ -206,11 +207,12 @@ class Supervisor:
         except TimeoutError:
             pass
 
-    def _fail(self, reason: str, code: int | None) -> None:
+    def _fail(self, reason: str, code: int | None, *, fatal: bool) -> None:
+        """`fatal`: if it never was ready, another attempt would most likely end the same way."""
         lines = self.output.tail(20)
         _log.error("engine: %s%s", reason, "".join(f"\n    {line}" for line in lines[-5:]))
         self._set(EngineState.FAILED, reason=reason, exit_code=code, pid=None)
-        if code is not None and self.status.boots == 1:
+        if fatal and self.status.boots == 1:
             self._settle_first(EngineStartError(reason, lines))
 
     def _settle_first(self, error: EngineStartError | None) -> None:

@@ -176,20 +176,19 @@ class Client:
 
     def _chunked(self, head: bytes) -> Reply:
         body, raw = b"", b""
-        try:
-            while True:
+        while True:
+            try:
                 size = self.until(b"\r\n")
-                n = int(size, 16)
-                while len(self.data) < n + 2:
-                    if not self.more():
-                        raise EOFError
-                data, self.data = self.data[: n + 2], self.data[n + 2 :]
-                raw += size + data
-                if n == 0:
-                    return Reply(head, body, raw, complete=True)
-                body += data[:-2]
-        except EOFError:
-            return Reply(head, body, raw, complete=False)
+            except EOFError:
+                return Reply(head, body, raw, complete=False)
+            n = int(size, 16) + 2
+            while len(self.data) < n and self.more():
+                pass
+            data, self.data = self.data[:n], self.data[n:]
+            raw += size + data
+            if len(data) < n or n == 2:
+                return Reply(head, body, raw, complete=len(data) == n)
+            body += data[:-2]
 
 
 def request(method: bytes = b"GET", target: bytes = b"/slots", body: bytes | None = None, extra: bytes = b"") -> bytes:

@@ -27,7 +27,7 @@ def test_gets_and_posts_survive_idle_close(close_on_reuse: bool) -> None:
 
 
 def test_a_get_is_sent_once_more_and_a_post_never() -> None:
-    """When a reused connection dies before a byte of the reply, GET is repeated on a new one; POST answers 503 and ran at most once."""
+    """When a reused connection dies without a byte of reply, GET is repeated on a new one; POST is a 503 and ran once at most."""
     with (
         Stub(lambda seen: [Do.CLOSE] if seen.header(b"x-die") and stub.requests[-1].connection == 1 else reply()) as stub,
         RelayRig(EngineAddress(port=stub.port)) as rig,
