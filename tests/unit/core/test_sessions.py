@@ -1,5 +1,7 @@
 """Mirrors core/sessions.py."""
 
+from dataclasses import replace
+
 import pytest
 
 from polykv_proxy.core.sessions import SessionLedger, valid_session_id
@@ -35,8 +37,6 @@ def test_an_ended_session_stays_ended() -> None:
 
 def test_only_idle_sessions_expire() -> None:
     """A session with an open request outlives its TTL."""
-    from dataclasses import replace
-
     ledger = SessionLedger()
     idle, busy = ledger.open("idle", 0), ledger.open("busy", 0)
     ledger.put(replace(busy, n_streams=1))
