@@ -218,14 +218,14 @@ if [ ! -e "$tree/build/build.ninja" ]; then
 fi
 step="compiling the engine"
 say "$step with $jobs jobs (about ten minutes the first time on two cores; log: $tree/build.log)"
-build() { "$tools/bin/ninja" -C "$tree/build" -j "$jobs" llama-server; }
+build=("$tools/bin/ninja" -C "$tree/build" -j "$jobs" llama-server)  # no function: its redirection would swallow what the traps say
 started=$SECONDS
-if [ -t 2 ]; then build 2>&1 | tee "$tree/build.log" >&2 || fail "the log is $tree/build.log"
-else build >"$tree/build.log" 2>&1 || { grep -m5 -A8 -E 'error|FAILED' "$tree/build.log" >&2 || tail -20 "$tree/build.log" >&2; fail "the log is $tree/build.log"; }; fi
+if [ -t 2 ]; then "${build[@]}" 2>&1 | tee "$tree/build.log" >&2 || fail "the log is $tree/build.log"
+else "${build[@]}" >"$tree/build.log" 2>&1 || { grep -m5 -A8 -E 'error|FAILED' "$tree/build.log" >&2 || tail -20 "$tree/build.log" >&2; fail "the log is $tree/build.log"; }; fi
 say "compiled in $((SECONDS - started)) s"
 if [ $times = 1 ]; then
   for f in $touched $(cd "$root/patches/src" && find . -name '*.cpp' -o -name '*.inc' | sed 's#^\./##'); do
-    touch "$tree/src/$f"; t=$SECONDS; build >"$tree/build.log" 2>&1 || fail "the log is $tree/build.log"; echo "rebuild after $f: $((SECONDS - t)) s"
+    touch "$tree/src/$f"; t=$SECONDS; "${build[@]}" >"$tree/build.log" 2>&1 || fail "the log is $tree/build.log"; echo "rebuild after $f: $((SECONDS - t)) s"
   done
 fi
 mkdir -p "$cache/engines/$key"
