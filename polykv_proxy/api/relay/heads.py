@@ -119,6 +119,19 @@ def wants_upgrade(headers: Iterable[Header]) -> bytes | None:
     return None
 
 
+def plain_head(method: bytes, target: bytes, version: bytes, headers: Sequence[Header]) -> bytes:
+    """The head of a request again, without its offer of another protocol."""
+    lines = []
+    for name, value in headers:
+        lower = name.lower()
+        if lower == b"connection":
+            tokens = [token.strip() for token in value.split(b",") if token.strip().lower() != b"upgrade"]
+            lines.append(b"Connection: %b\r\n" % b", ".join(tokens))
+        elif lower != b"upgrade":
+            lines.append(b"%b: %b\r\n" % (name, value))
+    return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version, b"".join(lines))
+
+
 def _kept(headers: Sequence[Header], drop: frozenset[bytes]) -> tuple[list[bytes], set[bytes]]:
     kept: list[tuple[bytes, bytes]] = []
     named: set[bytes] = set()

@@ -13,7 +13,7 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from polykv_proxy.api.relay.exchange import Exchange
-from polykv_proxy.api.relay.heads import BadHeadError, Framing, framing_of, wants_upgrade
+from polykv_proxy.api.relay.heads import BadHeadError, Framing, framing_of, plain_head, wants_upgrade
 from polykv_proxy.api.relay.targets import Where
 from polykv_proxy.errors import ApiError
 from polykv_proxy.ports import Refusal
@@ -44,6 +44,7 @@ class RelayProtocol(HttpToolsProtocol):
         self._in_head = False
         self._head_bytes = 0
         self._dead = False
+        self._declined = False
         self._active: Exchange | None = None
 
     # bytes in
@@ -70,7 +71,15 @@ class RelayProtocol(HttpToolsProtocol):
             self.flow.pause_reading()
 
     def _after_upgrade(self, rest: bytes) -> None:
-        """The parser stops behind a request that asked for another protocol; HTTP goes on all the same."""
+        """The parser stops behind the head of a request that offers another protocol; HTTP goes on all the same.
+
+        A declined offer leaves a request whose body is still to come: its head is parsed again without the offer.
+        """
+        if self._declined:
+            self._declined = False
+            version = self.parser.get_http_version().encode()
+            head = plain_head(self.parser.get_method(), self._target, version, self._raw)
+            rest = head + rest
         self.parser = httptools.HttpRequestParser(self)
         if rest:
             self.data_received(rest)
@@ -93,9 +102,12 @@ class RelayProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         method = self.parser.get_method()
-        upgrade = self.parser.should_upgrade()
-        if upgrade and (refusal := _upgrade_refusal(method, self._raw)) is not None:
-            self._enqueue(self._exchange(method, Framing(), refuse=refusal))
+        if self.parser.should_upgrade():
+            refusal = _upgrade_refusal(method, self._raw)
+            if refusal is None:
+                self._declined = True
+            else:
+                self._enqueue(self._exchange(method, Framing(), refuse=refusal))
             return
         where = self.relay.routes.where(method, self._target)
         if where is Where.OWN:
@@ -118,6 +130,8 @@ class RelayProtocol(HttpToolsProtocol):
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        if self._declined:
+            return
         if isinstance(self.cycle, Exchange):
             self.cycle.feed_end()
         else:

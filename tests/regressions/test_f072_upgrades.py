@@ -1,0 +1,41 @@
+"""F072: a websocket handshake gets a prompt JSON answer, after which plain HTTP works; other upgrade offers are declined."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from polykv_proxy.ports import EngineAddress
+from tests.fakes.relay_rig import RelayRig, request
+from tests.fakes.stub_engine import Stub, reply
+
+WEBSOCKET = b"Connection: keep-alive, Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x\r\n"
+
+
+@pytest.mark.parametrize("path", [b"/v1/responses", b"/v1/chat/completions", b"/", b"/polykv/ping"])
+def test_a_handshake_is_426_and_the_connection_goes_on(path: bytes) -> None:
+    """The same connection then serves a POST, and the engine never saw the handshake."""
+    with Stub(lambda _: reply(b'{"ok":1}')) as stub, RelayRig(EngineAddress(port=stub.port)) as rig, rig.connect() as client:
+        client.send(request(b"GET", path, extra=WEBSOCKET))
+        refused = client.reply()
+        assert refused.status == 426
+        assert json.loads(refused.body)["error"]["code"] == "upgrade_refused"
+        client.send(request(b"POST", b"/v1/responses", b"{}"))
+        assert client.reply().body == b'{"ok":1}'
+        assert len(stub.requests) == 1
+        assert rig.on_loop(lambda: len(rig.relay.running)) == 0
+
+
+def test_an_h2c_offer_on_a_post_is_declined_silently() -> None:
+    """The POST is served, nothing of the offer is sent on, and the next request on the connection is in step."""
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQAAP__\r\n"
+    with Stub(lambda _: reply()) as stub, RelayRig(EngineAddress(port=stub.port)) as rig, rig.connect() as client:
+        client.send(request(b"POST", b"/v1/chat/completions", b'{"a":1}', offer) + request())
+        assert client.reply().status == 200
+        assert client.reply().status == 200
+        first, second = stub.requests
+        assert first.body == b'{"a":1}'
+        assert b"upgrade" not in first.head.lower()
+        assert b"http2" not in first.head.lower()
+        assert second.method == b"GET"
