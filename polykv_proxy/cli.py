@@ -13,6 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
+from polykv_proxy.cli_remote import register
 from polykv_proxy.errors import SettingsError
 from polykv_proxy.settings import Settings, load_settings
 
@@ -37,6 +38,8 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+register(app)
 
 _ENGINE, _PUBLIC, _POOLS, _TIMES = "Engine", "Listening and keys", "Pools and sessions", "Times and limits"
 
@@ -90,7 +93,9 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
     if ctx.invoked_subcommand is not None:
         return
     given = dict(ctx.params)
-    flags = {name: value for name, value in given.items() if name in Settings.model_fields and value not in (None, False)}
+    flags = {
+        name: value for name, value in given.items() if name in Settings.model_fields and value is not None and value is not False
+    }
     if ctx.meta.get(_ENGINE_ARGS):
         flags["engine_args"] = ctx.meta[_ENGINE_ARGS]
     from polykv_proxy.bootstrap import run  # noqa: PLC0415 - heavy; --help and sub-commands do without

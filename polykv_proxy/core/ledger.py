@@ -295,7 +295,7 @@ class Ledger:
         if change is None:
             return []
         before, after = change
-        if event.kind is SlotEventKind.LAUNCHED and after.pool_id is not None:
+        if event.kind is SlotEventKind.RELEASED and after.pool_id is not None:
             self._count(after.pool_id, event)
         self._measure(after, event)
         self._follow_session(before, after, now)

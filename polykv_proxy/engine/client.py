@@ -63,6 +63,8 @@ class EngineClient:
         try:
             hello = await self._get_json("hello", wire.Hello)
         except EngineRefusedError as refused:
+            if refused.status == 503:
+                raise EngineUnavailableError(f"the engine is not ready: {refused.message}") from refused
             if refused.status in {401, 403, 404, 501}:
                 raise EngineAbilityError(
                     f"this engine does not speak the pool protocol (hello: {refused.status} {refused.message})"

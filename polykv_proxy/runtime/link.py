@@ -18,6 +18,8 @@ log = logging.getLogger("polykv.link")
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 2.0
+ABSENT_RETRY_S = 60.0
+"""An engine without verbs is asked again now and then: with `--engine-url` another one may have taken its place."""
 
 
 class EngineLink:
@@ -96,7 +98,7 @@ class EngineLink:
     async def _pause(self) -> None:
         self._retry_s = min(self._retry_s * 2, LAST_RETRY_S)
         try:
-            async with asyncio.timeout(self._retry_s):
+            async with asyncio.timeout(ABSENT_RETRY_S if self._hub.absent is not None else self._retry_s):
                 await self._poked.wait()
         except TimeoutError:
             pass

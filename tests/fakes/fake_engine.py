@@ -432,7 +432,7 @@ class FakeEngine:
             slot.cancel = asyncio.Event()
             slot.totals["n_launched"] += 1
             facts = self._start(slot, ask)
-            await self.emit("launched", ask, slot.slot, facts)
+            await self.emit("launched", ask, slot.slot)
             yield facts
             await self.gate()
             for number in range(ask.n_predict):

@@ -59,11 +59,11 @@ class FakeEngineServer:
         """Cut everything and stop."""
         if self._server is None or self._task is None:
             return
+        for connection in list(self._server.server_state.connections):
+            connection.transport.abort()
         self.engine.listeners_stop = True
         self.engine.go()
         await self.engine.rouse()
-        for connection in list(self._server.server_state.connections):
-            connection.transport.abort()
         self._server.should_exit = True
         self._server.force_exit = True
         await self._task

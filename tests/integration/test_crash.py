@@ -229,7 +229,7 @@ def test_a_state_folder_serves_one_proxy(tmp_path: Path) -> None:
 
 
 async def test_two_hundred_random_steps_lose_and_leak_nothing(tmp_path: Path) -> None:
-    """Whatever dies in whatever order, pools that were announced are there, their prefix is shared again, and no sequence is a stray."""
+    """Whatever dies in whatever order, announced pools are there, their prefix is shared again, and no sequence is a stray."""
     rng = random.Random(7)
     engine, clock, state = FakeEngine(max_pools=6), ManualClock(), tmp_path / "state"
     known: dict[int, int] = {}

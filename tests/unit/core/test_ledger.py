@@ -16,6 +16,7 @@ from polykv_proxy.core.prefix import as_tokens, hash_prefix
 from polykv_proxy.errors import ApiError
 
 KIND = SlotEventKind
+NONE: frozenset[int] = frozenset()
 
 
 def facts(boot: str = "b1", model: str = "m") -> EngineFacts:
@@ -23,8 +24,8 @@ def facts(boot: str = "b1", model: str = "m") -> EngineFacts:
 
 
 def snapshot(
-    boot: str = "b1", seqs: tuple[SeqRef, ...] = (), reqs: frozenset[int] = frozenset(), sessions: frozenset[int] = frozenset()
-):
+    boot: str = "b1", seqs: tuple[SeqRef, ...] = (), reqs: frozenset[int] = NONE, sessions: frozenset[int] = NONE
+) -> EngineSnapshot:
     return EngineSnapshot(boot, seqs, reqs, sessions)
 
 
@@ -199,7 +200,8 @@ def test_an_engine_that_lost_a_sequence_loses_the_pool() -> None:
     with_pool(ledger)
     req = ledger.take_req()
     ledger.admit(req, Wish(pool=1), 0)
-    ledger.engine_event(replace(event(KIND.LAUNCHED, req), seq=SeqRef(4, 1), miss="stale_seq"), 1)
+    ledger.engine_event(event(KIND.LAUNCHED, req), 1)
+    ledger.engine_event(replace(event(KIND.RELEASED, req), seq=SeqRef(4, 1), miss="stale_seq"), 2)
     assert ledger.tree.get(1).residency is Residency.LOST  # type: ignore[union-attr]
 
 

@@ -19,6 +19,7 @@ from polykv_proxy.core.prefix import (
 ids = st.integers(0, 3)
 arrays = st.lists(ids, max_size=3 * BLOCK).map(as_tokens)
 shared = st.lists(ids, min_size=1, max_size=2 * BLOCK)
+entries = st.dictionaries(st.integers(1, 6), st.tuples(st.integers(0, 2 * BLOCK), st.lists(ids, max_size=BLOCK)), max_size=6)
 
 
 def naive(left: list[int], right: list[int]) -> int:
@@ -75,7 +76,7 @@ def test_the_index_finds_the_longest_match(entries: dict, base: list[int], query
     prefixes = {key: base[:cut] + tail for key, (cut, tail) in entries.items()}
     for key, prefix in prefixes.items():
         index.add(key, as_tokens(prefix), hash_prefix(as_tokens(prefix)))
-    for asked in (base, query.tolist(), base + [1, 2, 3]):  # type: ignore[attr-defined]
+    for asked in (base, query.tolist(), [*base, 1, 2, 3]):  # type: ignore[attr-defined]
         lengths = {key: naive(prefix, asked) for key, prefix in prefixes.items()}
         longest = max(lengths.values(), default=0)
         winner = min((key for key, length in lengths.items() if length == longest), default=0)

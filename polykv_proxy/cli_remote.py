@@ -1,0 +1,154 @@
+"""Commands that talk to a running proxy: `pools`, `sessions`, `doctor`.
+
+Law: read over HTTP and print; every command works against a remote proxy. Failures are one line on standard error, exit code 1.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, NoReturn
+
+import httpx
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from polykv_proxy.cli_doctor import Level, diagnose
+
+DEFAULT_URL = "http://127.0.0.1:8080"
+EXIT_FAILED = 1
+
+Url = Annotated[str, typer.Option("--url", envvar="POLYKV_URL", help="Where the proxy listens.")]
+ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="POLYKV_API_KEY", help="Key of the proxy.", show_default=False)]
+Json = Annotated[bool, typer.Option("--json", help="Print the proxy's JSON as it came.")]
+
+_TEXTS = frozenset({"name", "session", "residency", "state", "reason"})
+_MARKS = {Level.GOOD: "[green]ok[/]", Level.NOTE: "[cyan]note[/]", Level.WARN: "[yellow]warn[/]", Level.BAD: "[red]off[/]"}
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands."""
+    app.command("pools")(pools)
+    app.command("sessions")(sessions)
+    app.command("doctor")(doctor)
+
+
+def pools(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = False) -> None:
+    """List the pools of a running proxy."""
+    facts = _get(url, "/polykv/pools", api_key)
+    if as_json:
+        _print_json(facts)
+        return
+    _table(
+        {
+            "id": lambda pool: pool["pool_id"],
+            "name": lambda pool: pool["name"],
+            "residency": lambda pool: pool["residency"],
+            "tokens": lambda pool: pool["prefix_len"],
+            "KV MiB": lambda pool: f"{pool['own_kv_bytes'] / 2**20:.1f}",
+            "hits": lambda pool: f"{pool['n_hits']}/{pool['n_queries']}",
+            "running": lambda pool: pool["n_running"],
+            "sessions": lambda pool: len(pool["sessions"]),
+            "last used": lambda pool: _ago(pool["last_access_ts"]),
+            "reason": lambda pool: pool["reason"],
+        },
+        facts["pools"],
+    )
+    Console().print(f"sequence ids: {facts['seq_ids_used']} of {facts['seq_ids_max']} in use")
+
+
+def sessions(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = False) -> None:
+    """List the sessions of a running proxy."""
+    facts = _get(url, "/polykv/sessions", api_key)
+    if as_json:
+        _print_json(facts)
+        return
+    _table(
+        {
+            "session": lambda session: session["session_id"] or f"(request {session['req'] or '?'})",
+            "pool": lambda session: session["pool_id"],
+            "state": lambda session: session["state"],
+            "streams": lambda session: session["n_streams"],
+            "slot": lambda session: session["slot"],
+            "context": _context,
+            "tokens/s": lambda session: _tps(session.get("tps_last_turn")),
+            "last used": lambda session: _ago(session.get("last_used_ts")),
+        },
+        facts["sessions"],
+    )
+
+
+def doctor(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = False) -> None:
+    """Say what the engine of a running proxy can share, what it costs, what stands in the way, and what to change."""
+    findings = diagnose(_get(url, "/polykv/health", api_key))
+    if as_json:
+        _print_json([finding.as_dict() for finding in findings])
+    else:
+        console = Console(highlight=False)
+        for finding in findings:
+            console.print(f"{_MARKS[finding.level]} {escape(finding.text)}")
+            if finding.remedy:
+                console.print(f"     → {finding.remedy}", markup=False)
+    if any(finding.level is Level.BAD for finding in findings):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _get(url: str, path: str, api_key: str | None) -> Any:
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        with httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
+            reply = client.get(path)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        _fail(f"nothing answers at {url} ({error}); start it with `polykv-proxy --engine ./llamafile -m MODEL.gguf`, or give --url")
+    try:
+        facts = reply.json()
+    except ValueError:
+        _fail(f"{url} answered {reply.status_code} without JSON; is it a polykv-proxy?")
+    if reply.is_error:
+        error_object = facts.get("error") if isinstance(facts, dict) else None
+        message = error_object.get("message") if isinstance(error_object, dict) else reply.text
+        hint = "; give --api-key" if reply.status_code == httpx.codes.UNAUTHORIZED else ""
+        _fail(f"{url}{path} answered {reply.status_code}: {message}{hint}")
+    return facts
+
+
+def _fail(message: str) -> NoReturn:
+    sys.stderr.write(f"error: {message}\n")
+    raise typer.Exit(EXIT_FAILED)
+
+
+def _print_json(facts: object) -> None:
+    sys.stdout.write(json.dumps(facts, indent=2) + "\n")
+
+
+def _table(columns: Mapping[str, Callable[[Mapping[str, Any]], object]], items: Sequence[Mapping[str, Any]]) -> None:
+    table = Table(box=None, header_style="bold")
+    for column in columns:
+        table.add_column(column, justify="left" if column in _TEXTS else "right")
+    for item in items:
+        cells = [cell(item) for cell in columns.values()]
+        table.add_row(*["" if cell is None else escape(str(cell)) for cell in cells])
+    Console().print(table)
+
+
+def _context(session: Mapping[str, Any]) -> str:
+    total = session.get("ctx_total")
+    return f"{session['ctx_used']}/{total}" if total else ""
+
+
+def _tps(value: float | None) -> str:
+    return "" if value is None else f"{value:.1f}"
+
+
+def _ago(ts: float | None) -> str:
+    if ts is None:
+        return ""
+    seconds = max(0, int(time.time() - ts))
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{seconds // size} {unit} ago"
+    return f"{seconds} s ago"
