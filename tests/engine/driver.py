@@ -40,6 +40,12 @@ class Reply:
         return [entry["logprob"] for entry in self.body["completion_probabilities"]]
 
     @property
+    def gaps(self) -> list[float]:
+        """Log-prob distance of the best candidate to the second best, a position each."""
+        best = [[top["logprob"] for top in entry["top_logprobs"]] for entry in self.body["completion_probabilities"]]
+        return [first - second for first, second in best]
+
+    @property
     def n_computed(self) -> int:
         return self.body["timings"]["prompt_n"]
 
@@ -75,11 +81,21 @@ class Engine:
         command = [self.path, "--host", socket, "-m", self.model, *self.args]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env)
-        transport = httpx.HTTPTransport(uds=str(socket), limits=httpx.Limits(max_keepalive_connections=0))
-        self.http = httpx.Client(transport=transport, base_url="http://engine", timeout=HANG_GUARD_S, headers={"x-polykv-key": KEY})
+        self.socket = socket
+        self.http = self.client({"x-polykv-key": KEY})
         self.numbers = count(1)
-        self._wait_ready()
+        try:
+            self._wait_ready()
+        except BaseException:
+            self.expect_exit = None
+            self.__exit__(None)
+            raise
         return self
+
+    def client(self, headers: dict[str, str]) -> httpx.Client:
+        """A client that opens a connection a request: the engine closes idle ones when it likes."""
+        transport = httpx.HTTPTransport(uds=str(self.socket), limits=httpx.Limits(max_keepalive_connections=0))
+        return httpx.Client(transport=transport, base_url="http://engine", timeout=HANG_GUARD_S, headers=headers)
 
     def __exit__(self, kind: object, *rest: object) -> None:
         self.http.close()
@@ -174,7 +190,7 @@ class Engine:
 
 
 def request_body(prompt: object, n: int, **more: Any) -> dict[str, Any]:
-    return {"prompt": prompt, "n_predict": n, "temperature": 0, "seed": 1, "return_tokens": True, "n_probs": 1, **more}
+    return {"prompt": prompt, "n_predict": n, "temperature": 0, "seed": 1, "return_tokens": True, "n_probs": 2, **more}
 
 
 def parse_events(text: str) -> Iterator[tuple[str, dict[str, Any]]]:

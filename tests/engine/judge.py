@@ -40,3 +40,11 @@ def assert_equal(answer: Reply, reference: Reply, floor: float) -> None:
     """The two answers are the same within the floor; ids may part only where both candidates are nearly as likely."""
     tolerance = max(LEAST, 3 * floor)
     assert distance(answer, reference) <= tolerance, (answer.tokens, reference.tokens, answer.logprobs, reference.logprobs)
+
+
+def assert_same_ids(ids: list[int], reference: Reply, floor: float) -> None:
+    """The ids are the reference's, or part where its two best candidates were closer than the tolerance."""
+    for position, (id_, want, gap) in enumerate(zip(ids, reference.tokens, reference.gaps, strict=True)):
+        if id_ != want:
+            assert gap <= 2 * max(LEAST, 3 * floor), f"position {position}: {id_} instead of {want}, which led by {gap}"
+            return

@@ -122,7 +122,11 @@ void server_context_impl::polykv_on_launch(server_slot & slot) {
     auto & info = polykv_slots[slot.id];
 
     if (slot.prompt.n_tokens() > 0 && !are_lora_equal(info.lora, slot.lora)) {
-        slot.prompt.share.dirty = true;
+        // stock keeps what was computed under the former default adapters
+        if (polykv_pools() && lora_should_clear_cache(info.lora, slot.lora)) {
+            slot.prompt_clear();
+        }
+        slot.prompt.share.dirty = slot.prompt.n_tokens() > 0;
     }
     info.lora        = slot.lora;
     info.session     = slot.task->params.polykv.session;
