@@ -151,7 +151,7 @@ def create_pool(client: httpx.Client) -> dict[str, Any]:
 
 
 def ask(client: httpx.Client, label: str, question: str, pool_id: int | None) -> Asked:
-    """One streamed chat request. Without a pool nothing is reused: the figures of a slot that sees the prompt for the first time."""
+    """One streamed chat request. Without a pool nothing is reused: the figures of a slot that is new to the prompt."""
     body: dict[str, Any] = {
         "messages": [{"role": "system", "content": HANDBOOK}, {"role": "user", "content": question}],
         "max_tokens": 24,
