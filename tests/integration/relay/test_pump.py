@@ -11,7 +11,7 @@ import pytest
 from polykv_proxy.api.relay import UpstreamPool
 from polykv_proxy.ports import EngineAddress
 from tests.fakes.relay_rig import Client, RelayRig, request
-from tests.fakes.stub_engine import END, SSE_HEAD, Do, Seen, Stub, chunk, reply
+from tests.fakes.stub_engine import END, SSE_HEAD, Do, Stub, chunk, reply
 
 
 def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
