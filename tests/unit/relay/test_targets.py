@@ -1,0 +1,59 @@
+"""The routing table."""
+
+from __future__ import annotations
+
+import pytest
+
+from polykv_proxy.api.relay.targets import Routes, Where, decoded_path
+
+ROUTES = Routes()
+
+
+@pytest.mark.parametrize(
+    ("method", "target", "where"),
+    [
+        (b"POST", b"/v1/chat/completions", Where.GENERATE),
+        (b"POST", b"/v1/chat/completions?x=1", Where.GENERATE),
+        (b"POST", b"/v1/chat%2Fcompletions", Where.GENERATE),
+        (b"POST", b"/infill", Where.GENERATE),
+        (b"POST", b"/v1/messages", Where.GENERATE),
+        (b"POST", b"/responses", Where.GENERATE),
+        (b"GET", b"/v1/chat/completions", Where.ENGINE),
+        (b"POST", b"/v1/embeddings", Where.ENGINE),
+        (b"POST", b"/v1/messages/count_tokens", Where.ENGINE),
+        (b"OPTIONS", b"*", Where.ENGINE),
+        (b"GET", b"/polykv", Where.OWN),
+        (b"GET", b"/polykv/pools?a=/b", Where.OWN),
+        (b"GET", b"/%70olykv/health", Where.OWN),
+        (b"GET", b"/gpu/peers", Where.OWN),
+        (b"GET", b"/polykvx", Where.ENGINE),
+        (b"GET", b"/x?next=/_polykv/v1/hello", Where.ENGINE),
+        (b"GET", b"/_polykv/v1/hello", Where.PRIVATE),
+        (b"GET", b"/_polykv", Where.PRIVATE),
+        (b"GET", b"/x%2f_polykv%2fv1", Where.PRIVATE),
+    ],
+)
+def test_each_target_has_one_owner(method: bytes, target: bytes, where: Where) -> None:
+    """Decisions are made on the decoded path, without the query."""
+    assert ROUTES.where(method, target) is where
+
+
+def test_a_prefix_of_the_engine_moves_its_generating_routes() -> None:
+    """With --api-prefix only prefixed paths generate."""
+    routes = Routes(api_prefix=b"/llm")
+    assert routes.where(b"POST", b"/llm/v1/chat/completions") is Where.GENERATE
+    assert routes.where(b"POST", b"/v1/chat/completions") is Where.ENGINE
+    assert routes.where(b"GET", b"/llm/_polykv/v1/state") is Where.PRIVATE
+
+
+def test_extended_paths_are_ours() -> None:
+    """Paths whose answer we extend go to the application."""
+    assert Routes(own_exact=frozenset({b"/metrics"})).where(b"GET", b"/metrics") is Where.OWN
+
+
+@pytest.mark.parametrize(
+    ("target", "path"), [(b"http://h:1/a%20b?c", b"/a b"), (b"/%zz", b"/%zz"), (b"/%u0041", b"/A"), (b"/+", b"/+")]
+)
+def test_paths_are_decoded_once(target: bytes, path: bytes) -> None:
+    """Authority and query are cut, escapes decoded, nonsense kept."""
+    assert decoded_path(target) == path
