@@ -183,7 +183,8 @@ class Upstream(asyncio.Protocol):
         bodiless = self._head_only or status in _BODILESS
         framing = self._framing()
         self._until_close = not bodiless and framing.length is None and not framing.chunked
-        self._keep = self._parser.should_keep_alive() and not self._until_close
+        # llama-server says keep-alive on chunked replies and closes right after them: using such a connection again is a race
+        self._keep = self._parser.should_keep_alive() and not self._until_close and not framing.chunked
         if self.user is not None:
             self.user.upstream_head(status, self._reason, self._headers, framing, bodiless=bodiless)
         if bodiless:
