@@ -1,0 +1,94 @@
+"""Stopping the proxy as a process: drain, grace, second signal. The engine here is a scripted one that runs already."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fakes.relay_rig import Client, request
+from tests.fakes.stub_engine import END, SSE_HEAD, Do, Script, Seen, Stub, chunk, reply
+
+CHAT = request(b"POST", b"/v1/chat/completions", b"{}")
+
+
+def _script(seen: Seen) -> Script:
+    if b"_polykv" in seen.target:
+        return reply(b'{"error":{"message":"File Not Found","type":"not_found_error","code":404}}', status=b"404 Not Found")
+    if seen.method == b"GET":
+        return reply(b'{"total_slots":1}')
+    if seen.header(b"x-long"):
+        return [SSE_HEAD, chunk(b"data: 1\n\n"), Do.HANG]
+    return [SSE_HEAD, chunk(b"data: 1\n\n"), 1.0, chunk(b"data: 2\n\n"), END]
+
+
+class Proxy:
+    def __init__(self, stub: Stub, folder: Path, grace_s: float) -> None:
+        command = [sys.executable, "-m", "polykv_proxy.cli", "--engine-url", f"http://127.0.0.1:{stub.port}", "--port", "0"]
+        command += ["--drain-grace-s", str(grace_s), "--state-dir", str(folder)]
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            if found := re.search(r"ready at http://127.0.0.1:(\d+)", line):
+                self.port = int(found[1])
+            if line.startswith("  try "):
+                break
+
+    def signal(self, signum: int = signal.SIGTERM) -> None:
+        self.process.send_signal(signum)
+
+    def code(self) -> int:
+        assert self.process.stderr is not None
+        self.process.stderr.close()
+        return self.process.wait(60)
+
+
+@pytest.fixture
+def stub() -> Iterator[Stub]:
+    with Stub(_script) as made:
+        yield made
+
+
+def _refused(port: int) -> bool:
+    """Is new work refused, while the port is still open?"""
+    with Client(port) as client:
+        client.send(request(b"GET", b"/slots"))
+        return client.reply().status == 503
+
+
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+def test_short_work_finishes_and_long_work_gets_an_error_event(stub: Stub, tmp_path: Path, signum: int) -> None:
+    """New work is refused at once, a stream within the grace completes, one beyond it ends with an error event; exit code 0."""
+    proxy = Proxy(stub, tmp_path, 4.0)
+    with Client(proxy.port) as short, Client(proxy.port) as long:
+        short.send(CHAT)
+        long.send(request(b"POST", b"/v1/chat/completions", b"{}", b"X-Long: 1\r\n"))
+        short.until(b"data: 1\n\n")
+        long.until(b"data: 1\n\n")
+        proxy.signal(signum)
+        end = time.monotonic() + 3
+        while not _refused(proxy.port):
+            assert time.monotonic() < end
+        assert b"data: 2\n\n" in short.until(b"0\r\n\r\n")
+        assert b'"code":"draining"' in long.until(b"0\r\n\r\n")
+    assert proxy.code() == 0
+
+
+def test_a_second_signal_ends_everything_at_once(stub: Stub, tmp_path: Path) -> None:
+    """It does not wait for the grace time."""
+    proxy = Proxy(stub, tmp_path, 600.0)
+    with Client(proxy.port) as client:
+        client.send(request(b"POST", b"/v1/chat/completions", b"{}", b"X-Long: 1\r\n"))
+        client.until(b"data: 1\n\n")
+        proxy.signal()
+        while not _refused(proxy.port):
+            pass
+        proxy.signal()
+        assert b'"code":"draining"' in client.rest()
+    assert proxy.code() == 130
