@@ -307,7 +307,7 @@ class FakeEngine:
                 raise EngineFaultError(400, "invalid_request_error", "n_tokens is more than the session holds", "n_tokens")
         else:
             tokens = body.get("tokens")
-            if not tokens or not all(isinstance(t, int) and 0 <= t < N_VOCAB for t in tokens):
+            if not isinstance(tokens, list) or not tokens or not all(isinstance(t, int) and 0 <= t < N_VOCAB for t in tokens):
                 raise EngineFaultError(400, "invalid_request_error", "tokens must be token ids", "tokens")
             if len(tokens) >= self.n_ctx:
                 raise EngineFaultError(422, "too_long", "more tokens than a slot holds")

@@ -65,7 +65,7 @@ async def test_a_create_that_meets_a_crash_leaves_nothing(tmp_path: Path) -> Non
         proxy.engine.hold()
         create = asyncio.ensure_future(proxy.api.post("/polykv/pools", json={"prompt": SYSTEM, "name": "p"}))
         async with asyncio.timeout(20):
-            while proxy.runtime.pools.flight(1) is None:
+            while (flight := proxy.runtime.pools.flight(1)) is None or flight.latest is None or flight.latest.progress is None:
                 await asyncio.sleep(0.005)
         await proxy.server.crash()
         reply = await create
