@@ -6,8 +6,12 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from tests import models
+
+settings.register_profile("polykv", deadline=None, derandomize=True)
+settings.load_profile("polykv")
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -34,6 +34,7 @@ class Peer:
     path: str
     key: str
     client: EngineClient
+    real: bool
     events: list[StreamEvent] = field(default_factory=list)
 
     async def make(self, tokens: list[int], **more: object) -> Made:
@@ -97,7 +98,7 @@ async def peer(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[
     else:
         path, key = str(request.getfixturevalue("real_engine").socket), KEY
     client = EngineClient(EngineAddress(uds=path), key)
-    made = Peer(path, key, client)
+    made = Peer(path, key, client, server is None)
     listener = asyncio.ensure_future(made.listen())
     try:
         async with asyncio.timeout(HANG_GUARD_S):

@@ -1,0 +1,51 @@
+"""docs/http-api.md is held to the code."""
+
+import re
+from pathlib import Path
+
+from polykv_proxy.api.app import build_app
+from polykv_proxy.api.context import ApiContext
+from polykv_proxy.api.wire import CreatePool
+from polykv_proxy.core.pools import Residency
+from polykv_proxy.errors import KINDS
+from tests.integration.rig import rig
+
+PAGE = (Path(__file__).parents[3] / "docs" / "http-api.md").read_text()
+
+
+async def test_every_route_has_a_heading_and_every_heading_a_route(tmp_path: Path) -> None:
+    """The page's route headings are exactly the routes that the application has."""
+    async with rig(tmp_path) as proxy:
+        paths = build_app(ApiContext(proxy.runtime)).openapi()["paths"]
+    routes = {(method.upper(), re.sub(r"\{.*?\}", "{}", path)) for path, methods in paths.items() for method in methods}
+    found = re.findall(r"^### `([A-Z]+) (\S+.*?)`$", PAGE, re.MULTILINE)
+    headings = {(method, re.sub(r"\{.*?\}", "{}", path)) for method, path in found}
+    assert routes == headings
+
+
+def test_every_field_and_word_is_on_the_page() -> None:
+    """Body fields of our verbs, residencies, and our error codes of 409 and above stand on the page."""
+    for field in CreatePool.model_fields:
+        assert f"`{field}`" in PAGE, field
+    for residency in Residency:
+        assert f"`{residency.value}`" in PAGE, residency
+    for code in (
+        "prefix_mismatch",
+        "name_taken",
+        "pool_releasing",
+        "cannot_fit",
+        "pool_seqs_exhausted",
+        "too_many_pools",
+        "journal_failed",
+    ):
+        assert code in KINDS
+        assert f"`{code}`" in PAGE, code
+
+
+async def test_a_shown_pool_has_the_fields_of_the_page(tmp_path: Path) -> None:
+    """The example of a pool has the keys that a pool really has."""
+    async with rig(tmp_path) as proxy:
+        pool = await proxy.pool(prompt="one two")
+    example = re.search(r'```json\n(\{"pool_id".*?)```', PAGE, re.DOTALL)
+    assert example is not None
+    assert list(pool) == [key for key in re.findall(r'"(\w+)":', example[1]) if key in pool and key not in {"session_id", "state"}]

@@ -1,0 +1,125 @@
+"""Mirrors cli_doctor.py, and the commands that talk to a proxy."""
+
+import copy
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from polykv_proxy import cli_remote
+from polykv_proxy.cli import app
+from polykv_proxy.cli_doctor import Level, diagnose
+
+CLIENT = httpx.Client
+ENGINE: dict[str, Any] = {
+    "model": {"name": "toy", "arch": "llama", "fingerprint": "ab"},
+    "n_slots": 4,
+    "n_ctx_slot": 4096,
+    "max_pools": 16,
+    "pools_price_bytes": 0,
+    "kv": {"unified": True, "cells": 4096, "bytes_per_token": 2048},
+    "prefix_sharing": "any",
+    "prefix_sharing_why": "plain attention",
+    "context_shift": False,
+    "cache_reuse": 0,
+}
+HEALTH: dict[str, Any] = {"state": "ready", "restarts": 0, "command": ["./llamafile"], "pools": {"state": "on", "engine": ENGINE}}
+
+
+def changed(**engine: object) -> dict[str, Any]:
+    health = copy.deepcopy(HEALTH)
+    health["pools"]["engine"].update(engine)
+    return health
+
+
+def test_a_healthy_engine_has_only_good_findings() -> None:
+    """Nothing to change: no warning, and the price per token is said."""
+    findings = diagnose(HEALTH)
+    assert {finding.level for finding in findings} == {Level.GOOD}
+    assert any("2.0 KiB per token" in finding.text for finding in findings)
+
+
+@pytest.mark.parametrize(
+    ("health", "level", "text"),
+    [
+        ({"state": "failed", "reason": "no model", "pools": HEALTH["pools"]}, Level.BAD, "no model"),
+        ({"state": "ready", "restarts": 3, "pools": HEALTH["pools"]}, Level.WARN, "restarted 3 times"),
+        ({"pools": {"state": "off", "reason": "stock engine"}}, Level.BAD, "stock engine"),
+        ({"pools": {"state": "unknown", "reason": "starting"}}, Level.WARN, "starting"),
+        (changed(max_pools=0), Level.BAD, "without pool ids"),
+        (changed(prefix_sharing="none", prefix_sharing_why="encoder"), Level.BAD, "encoder"),
+        (changed(prefix_sharing="checkpoint"), Level.WARN, "exact length"),
+        (changed(pools_price_bytes=5 * 2**20), Level.NOTE, "5.0 MiB"),
+        (changed(kv={"unified": False}), Level.WARN, "split"),
+        (changed(n_slots=1), Level.NOTE, "one slot"),
+        (changed(context_shift=True), Level.WARN, "context shift"),
+        (changed(cache_reuse=256), Level.NOTE, "chunk reuse"),
+        ({**HEALTH, "command": ["x", "--no-cache-prompt"]}, Level.WARN, "--no-cache-prompt"),
+        ({**HEALTH, "command": ["x", "--sleep-idle-seconds=5"]}, Level.WARN, "sleeps"),
+    ],
+)
+def test_each_obstacle_is_found_with_a_remedy(health: dict[str, Any], level: Level, text: str) -> None:
+    """The finding has its level and says what to change."""
+    found = [finding for finding in diagnose(health) if finding.level is not Level.GOOD]
+    assert [(finding.level, text in finding.text, bool(finding.remedy)) for finding in found] == [(level, True, True)]
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, status: int, facts: object) -> None:
+    def client(**options: Any) -> httpx.Client:
+        return CLIENT(**options, transport=httpx.MockTransport(lambda _request: httpx.Response(status, json=facts)))
+
+    monkeypatch.setattr(cli_remote.httpx, "Client", client)
+
+
+def test_tables_show_pools_and_sessions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every pool and session is a line; `--json` is the proxy's answer."""
+    pool = {
+        "pool_id": 3,
+        "name": "agents",
+        "residency": "resident",
+        "prefix_len": 40,
+        "own_kv_bytes": 2**20,
+        "n_hits": 1,
+        "n_queries": 2,
+    }
+    pool |= {"n_running": 0, "sessions": [], "last_access_ts": 0.0, "reason": None}
+    monkeypatch.setenv("COLUMNS", "160")
+    answers(monkeypatch, 200, {"pools": [pool], "seq_ids_used": 1, "seq_ids_max": 16})
+    shown = CliRunner().invoke(app, ["pools"])
+    assert (shown.exit_code, "agents" in shown.stdout, "1 of 16" in shown.stdout) == (0, True, True)
+    assert '"pool_id": 3' in CliRunner().invoke(app, ["pools", "--json"]).stdout
+    session = {"session_id": "a[b]", "pool_id": 3, "state": "idle", "n_streams": 0, "slot": 1, "ctx_used": 5, "ctx_total": 10}
+    answers(monkeypatch, 200, {"sessions": [session, {**session, "session_id": None, "req": 9}]})
+    shown = CliRunner().invoke(app, ["sessions"])
+    assert "a[b]" in shown.stdout
+    assert "(request 9)" in shown.stdout
+
+
+def test_doctor_exits_1_when_pools_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A healthy engine exits 0, one without pools 1 with the remedy."""
+    answers(monkeypatch, 200, HEALTH)
+    assert CliRunner().invoke(app, ["doctor"]).exit_code == 0
+    answers(monkeypatch, 200, {"pools": {"state": "off", "reason": "stock"}})
+    shown = CliRunner().invoke(app, ["doctor"])
+    assert (shown.exit_code, "scripts/build_engine.sh" in shown.stdout) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("status", "facts", "says"),
+    [
+        (401, {"error": {"message": "Invalid API Key"}}, "--api-key"),
+        (501, {"error": {"message": "pools are off"}}, "pools are off"),
+    ],
+)
+def test_refusals_are_one_line(monkeypatch: pytest.MonkeyPatch, status: int, facts: object, says: str) -> None:
+    """The proxy's own message reaches standard error, exit code 1."""
+    answers(monkeypatch, status, facts)
+    shown = CliRunner().invoke(app, ["pools"])
+    assert (shown.exit_code, says in shown.stderr, shown.stderr.count("\n")) == (1, True, 1)
+
+
+def test_nobody_there_is_said_with_the_way_out() -> None:
+    """A closed port names the URL and how to start a proxy."""
+    shown = CliRunner().invoke(app, ["pools", "--url", "http://127.0.0.1:1"])
+    assert (shown.exit_code, "http://127.0.0.1:1" in shown.stderr, "--engine" in shown.stderr) == (1, True, True)
