@@ -248,6 +248,28 @@ async def test_cells_are_the_prefix_once_plus_the_suffixes(peer: Peer) -> None:
     assert private - idle <= grown <= private
 
 
+async def test_a_second_turn_still_shares_the_sequence(peer: Peer) -> None:
+    """A session whose slot holds the shared cells already goes on sharing them: they are reported, and only news is computed."""
+    base = list(range(10_500, 10_540))
+    made = await peer.make(base)
+    for turn in ([*base, 5, 6], [*base, 5, 6, 7, 8]):
+        headers = {"x-polykv-req": next(FIRST_REQ), "x-polykv-seq": made.seq, "x-polykv-shared": 40, "x-polykv-session": 880}
+        reply = await peer.complete(turn, headers, n_predict=1)
+        assert (reply.headers["x-polykv-shared"], "x-polykv-miss" in reply.headers) == ("40", False)
+    assert reply.json()["timings"]["prompt_n"] <= 2
+
+
+async def test_an_own_cache_that_is_longer_is_left_alone(peer: Peer) -> None:
+    """Where the slot holds more of the prompt by itself, nothing is taken from the sequence and the reason says so."""
+    base = list(range(10_600, 10_640))
+    await peer.complete([*base, 5, 6], {"x-polykv-req": next(FIRST_REQ), "x-polykv-session": 890}, n_predict=1)
+    made = await peer.make(base[:20])
+    headers = {"x-polykv-req": next(FIRST_REQ), "x-polykv-seq": made.seq, "x-polykv-shared": 20, "x-polykv-session": 890}
+    reply = await peer.complete([*base, 5, 6, 7], headers, n_predict=1)
+    assert (reply.headers["x-polykv-shared"], reply.headers["x-polykv-miss"]) == ("0", "own_cache_longer")
+    assert int(reply.headers["x-polykv-cached"]) >= 42
+
+
 async def test_a_freed_sequence_leaves_attached_slots_alone(peer: Peer) -> None:
     """A session goes on over cells whose sequence is gone."""
     base = list(range(11_000, 11_040))

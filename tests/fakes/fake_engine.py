@@ -398,6 +398,7 @@ class FakeEngine:
             slot.cells = slot.cells[:own]
             slot.n_shared = min(slot.n_shared, own)
             slot.seq = slot.seq if slot.n_shared else None
+            shared, miss = slot.n_shared, None if slot.n_shared else miss
         cached = max(shared, own)
         slot.tokens = ask.tokens[:cached]
         self.computed += len(ask.tokens) - cached
