@@ -142,6 +142,11 @@ install_engine() {
     cp "$cache/engines/$key/llama-server" "$output.new" && mv -f "$output.new" "$output"  # a running engine keeps its old file
   fi
   say "engine ready: $output (key $key)"
+  touch "$cache/engines/$key"
+  local old
+  for old in $(cd "$cache/engines" && find . -mindepth 1 -maxdepth 1 -printf '%T@ %f\n' 2>/dev/null | sort -rn | tail -n +25 | cut -d' ' -f2); do
+    rm -rf "${cache:?}/engines/$old"  # the last 24 that were used stay
+  done
 }
 link_tree() {  # vendor/llamafile/llama.cpp: the tree, for reading
   local link=$root/vendor/llamafile/llama.cpp

@@ -39,7 +39,11 @@ def tiny_model(kind: str) -> Path:
         return target
     with (cache_dir() / ".lock-tiny").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        return target if target.exists() else tiny.build(kind, target, donor)
+        if not target.exists():
+            for old in cache_dir().glob(f"tiny-{kind}-{'?' * 12}.gguf"):  # of an earlier generator
+                old.unlink()
+            tiny.build(kind, target, donor)
+    return target
 
 
 def fetched(name: str) -> Path:

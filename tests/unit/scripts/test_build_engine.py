@@ -252,6 +252,17 @@ def test_two_builds_wait_for_each_other(rig: Rig) -> None:
     assert rig.engine.exists()
 
 
+def test_old_engines_make_room(rig: Rig) -> None:
+    """The 24 engines used last are kept, the one just installed among them."""
+    for age in range(30):
+        folder = rig.write(f"cache/engines/old-{age}/llama-server", "old").parent
+        os.utime(folder, (1_000_000 - age, 1_000_000 - age))
+    assert rig.build().returncode == 0
+    kept = {path.name for path in (rig.cache / "engines").iterdir()}
+    assert len(kept) == 24
+    assert {f"old-{age}" for age in range(23)} < kept
+
+
 def test_clean_removes_trees_and_engines_only(rig: Rig) -> None:
     """Downloads and models outlive --clean."""
     rig.build()
