@@ -56,7 +56,7 @@ def read_back(folder: Path) -> list[Patch]:
 
 def smallest(folder: Path, commit: str, name: str, header: str) -> Patch:
     """The patch with the least context with which the finished tree refuses it: little context survives changes around it."""
-    for context in (1, 2, 3):
+    for context in (1, 2, 3, 5, 8):
         diff = git(folder, *DIFF, f"-U{context}", f"{commit}^", commit).stdout
         patch = Patch(name, header, re.sub(r"^index .*\n", "", diff, flags=re.MULTILINE))
         if refuses_again(folder, patch):
