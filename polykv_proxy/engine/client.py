@@ -38,6 +38,7 @@ class EngineClient:
 
     def __init__(self, address: EngineAddress, key: str, *, api_key: str | None = None, api_prefix: str = "") -> None:
         self.key = key
+        self.api_prefix = api_prefix
         self._root = api_prefix + ROOT
         base = "http://engine" if address.uds else f"http://{address.host}:{address.port}"
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in address.headers]

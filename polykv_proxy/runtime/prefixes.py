@@ -57,7 +57,7 @@ async def prefix_of_messages(client: EngineClient, conversation: Conversation) -
 
 async def _single(client: EngineClient, target: str, body: Mapping[str, object], param: str) -> Tokens:
     try:
-        found = await client.dry_run(target, json.dumps(body).encode())
+        found = await client.dry_run(client.api_prefix + target, json.dumps(body).encode())
     except EngineRefusedError as error:
         if error.status < 500:
             raise ApiError("invalid_request", f"the engine refuses {param}: {error.message}", param=param) from error
