@@ -149,11 +149,14 @@ class Proxy:
 
     def _make_engine(self) -> Engine:
         prepared, settings = self._prepared, self._settings
+        prefix, api_key = prepared.api_prefix, prepared.engine_key
         if settings.engine_url is not None:
-            return EngineWatcher(prepared.address, prefix=prepared.api_prefix)
+            return EngineWatcher(prepared.address, prefix=prefix, api_key=api_key)
         limits = SupervisorLimits(idle_s=settings.start_idle_s, stop_grace_s=settings.stop_grace_s)
         output = OutputLog(file=settings.engine_log)
-        return Supervisor(prepared.argv, prepared.env, prepared.address, prefix=prepared.api_prefix, output=output, limits=limits)
+        return Supervisor(
+            prepared.argv, prepared.env, prepared.address, prefix=prefix, api_key=api_key, output=output, limits=limits
+        )
 
     def _open(self, context: ApiContext) -> tuple[_Server, asyncio.Task[None]]:
         http: Any = functools.partial(RelayProtocol, relay=self._relay)
@@ -219,7 +222,9 @@ class Proxy:
         else:
             pools = f"{hello.max_pools}, prefix sharing: {hello.prefix_sharing} ({hello.prefix_sharing_why})"
         facts = await ask_facts(self._prepared.address, self._prepared.engine_key, self._prepared.api_prefix)
-        self._view.ready(self._prepared.url, EngineFacts(facts.model, facts.n_ctx_slot, facts.n_slots, pools))
+        wants_key = self._prepared.engine_key is not None
+        shown = EngineFacts(facts.model, facts.n_ctx_slot, facts.n_slots, pools, self._prepared.api_prefix, wants_key)
+        self._view.ready(self._prepared.url, shown)
 
     async def _drain(self) -> None:
         self._relay.drain(self._settings.drain_grace_s)

@@ -22,22 +22,23 @@ _READ_BYTES = 64 * 1024
 _RSS_BYTES = 1024 * 1024
 
 
-async def health(address: EngineAddress, prefix: str = "") -> int | None:
-    """Status of `GET /health`; None when nobody answers in time."""
+async def health(address: EngineAddress, prefix: str = "", api_key: str | None = None) -> int | None:
+    """Status of `GET /health`; None when nobody answers in time. An engine with a path prefix wants its key even here."""
     try:
         async with asyncio.timeout(_ANSWER_S):
-            return await _get_status(address, prefix)
+            return await _get_status(address, prefix, api_key)
     except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError):
         return None
 
 
-async def _get_status(address: EngineAddress, prefix: str) -> int:
+async def _get_status(address: EngineAddress, prefix: str, api_key: str | None) -> int:
     if address.uds is not None:
         reader, writer = await asyncio.open_unix_connection(address.uds)
     else:
         reader, writer = await asyncio.open_connection(address.host, address.port)
     try:
-        writer.write(f"GET {prefix}/health HTTP/1.1\r\nHost: engine\r\nConnection: close\r\n\r\n".encode())
+        key = f"Authorization: Bearer {api_key}\r\n" if api_key else ""
+        writer.write(f"GET {prefix}/health HTTP/1.1\r\nHost: engine\r\n{key}Connection: close\r\n\r\n".encode())
         line = await reader.readline()
         return int(line.split(b" ", 2)[1]) if line else 0
     except IndexError as error:

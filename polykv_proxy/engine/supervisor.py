@@ -63,6 +63,7 @@ class Supervisor:
         address: EngineAddress,
         *,
         prefix: str = "",
+        api_key: str | None = None,
         output: OutputLog | None = None,
         limits: SupervisorLimits | None = None,
         wall: Callable[[], float] = time.time,
@@ -70,7 +71,7 @@ class Supervisor:
         self.address = address
         self.output = output or OutputLog()
         self.observers: list[Observer] = []
-        self._argv, self._env, self._prefix = list(argv), dict(env), prefix
+        self._argv, self._env, self._prefix, self._api_key = list(argv), dict(env), prefix, api_key
         self._limits = limits or SupervisorLimits()
         self._wall = wall
         self.status = EngineStatus(EngineState.STOPPED, wall(), supervised=True)
@@ -191,7 +192,7 @@ class Supervisor:
             poll_s = min(limits.poll_last_s, poll_s * 1.5)
 
     async def _poll(self, process: EngineProcess) -> int | None:
-        asking = asyncio.ensure_future(probe.health(self.address, self._prefix))
+        asking = asyncio.ensure_future(probe.health(self.address, self._prefix, self._api_key))
         either: list[asyncio.Future[Any]] = [asking, process.exited]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if asking.done():

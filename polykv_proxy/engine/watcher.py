@@ -22,12 +22,14 @@ _CALM_POLL_S = 5.0
 class EngineWatcher:
     """Has the same face as `Supervisor`."""
 
-    def __init__(self, address: EngineAddress, *, prefix: str = "", wall: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, address: EngineAddress, *, prefix: str = "", api_key: str | None = None, wall: Callable[[], float] = time.time
+    ) -> None:
         self.address = address
         self.output = OutputLog()
         self.observers: list[Observer] = []
         self.status = EngineStatus(EngineState.STOPPED, wall(), supervised=False)
-        self._prefix = prefix
+        self._prefix, self._api_key = prefix, api_key
         self._wall = wall
         self._task: asyncio.Task[None] | None = None
         self._ready = asyncio.Event()
@@ -64,7 +66,7 @@ class EngineWatcher:
 
     async def _run(self) -> None:
         while True:
-            answer = await probe.health(self.address, self._prefix)
+            answer = await probe.health(self.address, self._prefix, self._api_key)
             if self.status.state is not EngineState.DRAINING:
                 self._judge(answer)
             self._look.clear()

@@ -28,6 +28,8 @@ class EngineFacts:
     n_ctx_slot: int | None = None
     n_slots: int | None = None
     pools: str = "off"
+    api_prefix: str = ""
+    wants_key: bool = False
 
 
 class StartupView:
@@ -65,7 +67,7 @@ class StartupView:
         slots = f", {facts.n_slots} slots" if facts.n_slots else ""
         show(f"  model  {facts.model or 'unknown'}{context}{slots}", markup=False)
         show(f"  pools  {facts.pools}", markup=False)
-        show("  try    " + _try(url), markup=False)
+        show("  try    " + _try(url + facts.api_prefix, wants_key=facts.wants_key), markup=False)
 
     def note(self, text: str) -> None:
         """One line."""
@@ -86,9 +88,10 @@ class StartupView:
         return f"engine {status.state.value}{reason}, {seconds:.0f} s{memory}{said}"
 
 
-def _try(url: str) -> str:
+def _try(url: str, *, wants_key: bool) -> str:
     body = '{"messages":[{"role":"user","content":"Say hello."}],"max_tokens":32}'
-    return f"curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d '{body}'"
+    key = "-H 'Authorization: Bearer API_KEY' " if wants_key else ""
+    return f"curl {url}/v1/chat/completions {key}-H 'Content-Type: application/json' -d '{body}'"
 
 
 def _rss(pid: int) -> int:

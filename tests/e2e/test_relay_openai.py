@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,38 +14,11 @@ import openai
 import psutil
 import pytest
 
+from tests.fakes.proxy_process import Served
+
 pytestmark = pytest.mark.engine
 
-ARGS = ["-c", "2048", "-t", "1", "--seed", "1", "--temp", "0", "--jinja"]
 SAY = [{"role": "user", "content": "Say hello."}]
-
-
-class Served:
-    """A proxy that runs as its own process."""
-
-    def __init__(self, engine: Path, model: Path, folder: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "polykv_proxy.cli", "--engine", str(engine), "-m", str(model), "--port", "0"]
-        command += ["--state-dir", str(folder / "state"), *options, "--", *ARGS]
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TERM": "dumb"})
-        assert self.process.stderr is not None
-        self.said = ""
-        for line in self.process.stderr:
-            self.said += line
-            if line.startswith("  try "):
-                break
-        found = re.search(r"ready at (http://\S+)", self.said)
-        assert found, self.said
-        self.url = found[1]
-        self.health = httpx.get(self.url + "/polykv/health", trust_env=False).json()
-        command_line = self.health["command"]
-        self.socket = command_line[command_line.index("--host") + 1]
-
-    def stop(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        assert self.process.stderr is not None
-        self.said += self.process.stderr.read()
-        self.process.stderr.close()
-        return self.process.wait(60)
 
 
 @pytest.fixture(scope="module")
