@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from fastapi import Request
 
@@ -47,18 +48,20 @@ async def _left(request: Request) -> None:
 
 async def first_step(flight: PoolFlight) -> Step | None:
     """The step in which the pool has its id, or None when the flight ends without (an existing pool, an error)."""
-    async for step in flight.steps():
-        return step
+    async with aclosing(flight.steps()) as steps:
+        async for step in steps:
+            return step
     return None
 
 
-async def as_events(flight: PoolFlight) -> AsyncIterator[bytes]:
+async def as_events(flight: PoolFlight) -> AsyncGenerator[bytes, None]:
     """A flight as server-sent events: `progress` … then one `done` or `error`."""
-    async for step in flight.steps():
-        facts: dict[str, object] = {"pool_id": step.pool_id}
-        if step.progress is not None:
-            facts |= step.progress.model_dump()
-        yield _event("progress", json.dumps(facts))
+    async with aclosing(flight.steps()) as steps:
+        async for step in steps:
+            facts: dict[str, object] = {"pool_id": step.pool_id}
+            if step.progress is not None:
+                facts |= step.progress.model_dump()
+            yield _event("progress", json.dumps(facts))
     try:
         made = await outcome(flight)
     except PolykvError as error:

@@ -6,8 +6,8 @@ Law: the work runs once; a waiter that leaves does not stop it unless it was the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any, Generic, TypeVar
 
 Result = TypeVar("Result")
@@ -57,7 +57,7 @@ class Flight(Generic[Result, Step]):
         """The result, or the error of the work. Cancelled waiters leave; CancelledError also when the work itself was stopped."""
         return await self._as_waiter(asyncio.shield(self._task))
 
-    async def steps(self) -> AsyncIterator[Step]:
+    async def steps(self) -> AsyncGenerator[Step, None]:
         """The steps from now to the end, the latest only where the reader is slow."""
         self._waiters += 1
         seen: Step | None = None
@@ -83,14 +83,15 @@ class Flight(Generic[Result, Step]):
         finally:
             self._leave()
 
-    def holding(self, items: AsyncIterator[Item]) -> AsyncIterator[Item]:
+    def holding(self, items: AsyncGenerator[Item, None]) -> AsyncGenerator[Item, None]:
         """The same items; counts as a waiter from now on until they end or are closed."""
         self._waiters += 1
 
-        async def passed() -> AsyncIterator[Item]:
+        async def passed() -> AsyncGenerator[Item, None]:
             try:
-                async for item in items:
-                    yield item
+                async with aclosing(items):
+                    async for item in items:
+                        yield item
             finally:
                 self._leave()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from polykv_proxy.core.commands import Command, EndSession, ExpirePool, FreeSeq, SavePool
@@ -35,7 +35,7 @@ class Hub:
         self.absent: str | None = None
         self._queue: asyncio.Queue[Command] = asyncio.Queue()
         self._tasks: set[asyncio.Future[Any]] = set()
-        self.on_expire: Any = None
+        self.on_expire: Callable[[int], Awaitable[None]] | None = None
 
     def start(self) -> None:
         """Begin to run posted commands."""
