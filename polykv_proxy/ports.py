@@ -59,8 +59,13 @@ class RequestGate(Protocol):
 class Clock(Protocol):
     """Time. `monotonic` in seconds for durations, `wall` as Unix seconds for stamps."""
 
-    def monotonic(self) -> float: ...
-    def wall(self) -> float: ...
+    def monotonic(self) -> float:
+        """Seconds; only differences mean anything."""
+        ...
+
+    def wall(self) -> float:
+        """Unix seconds."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
