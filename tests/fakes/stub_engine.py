@@ -1,8 +1,8 @@
 """A scripted engine: a raw-socket HTTP server, on TCP or a unix socket, that does what a script says and records what it saw.
 
 A script is a list of steps: bytes are written, a float is waited, DROP resets the connection, CLOSE closes it, HANG reads until
-the peer leaves, ENDLESS writes events until the peer leaves. `Stub.requests` holds the exact bytes of each request, in order of
-arrival, with the time at which the peer closed where the stub saw that.
+the peer leaves, STALL waits for that without reading, ENDLESS and FLOOD write until the peer leaves. `Stub.requests` holds the
+exact bytes of each request, in order of arrival; `peer_closed` is set when the stub saw the peer of that request leave.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class Do(Enum):
     HANG = "hang"
     ENDLESS = "endless"
     FLOOD = "flood"
+    STALL = "stall"
 
 
 Step = bytes | float | Do
@@ -169,6 +170,10 @@ class Stub:
                 return False
             elif step is Do.CLOSE:
                 return False
+            elif step is Do.STALL:
+                _wait_hang_up(conn, 60)
+                seen.peer_closed.set()
+                return False
             elif step is Do.HANG:
                 _peer_left(conn, 60)
                 seen.peer_closed.set()
@@ -198,6 +203,13 @@ def _peer_left(conn: socket.socket, wait: float) -> bool:
             return not conn.recv(65536)
         if time.monotonic() >= end:
             return False
+
+
+def _wait_hang_up(conn: socket.socket, seconds: float) -> None:
+    """Wait for the peer to close, reading nothing."""
+    poll = select.poll()
+    poll.register(conn, select.POLLRDHUP | select.POLLHUP)
+    poll.poll(int(seconds * 1000))
 
 
 class _Reader:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
+
 import pytest
 
 from polykv_proxy.api.relay import UpstreamPool
@@ -48,3 +51,21 @@ def test_the_engine_sees_the_peer_leave_and_the_pool_stays_usable(mode: bytes, l
         assert after.status == 200
         assert after.body == b'{"ok":1}'
         assert rig.on_loop(lambda: len(rig.relay.running)) == 0
+
+
+@pytest.mark.parametrize("unix", [True, False])
+def test_a_client_that_leaves_while_its_bytes_are_not_read_is_noticed(unix: bool) -> None:
+    """An upload that the engine does not take holds the client back; its reset is still passed on at once."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        path = Path(folder) / "e.sock" if unix else None
+        with Stub(lambda _: [Do.STALL], read_body=False, path=path) as stub:
+            address = EngineAddress(uds=str(path)) if unix else EngineAddress(port=stub.port)
+            with RelayRig(address) as rig:
+                client = Client(rig.port)
+                client.sock.settimeout(0.5)
+                with pytest.raises(TimeoutError):
+                    client.send(request(b"POST", b"/v1/embeddings", b"x" * (64 << 20)))
+                assert rig.on_loop(lambda: len(rig.relay.running)) == 1
+                client.reset()
+                assert stub.requests[0].peer_closed.wait(10)
+                assert rig.on_loop(lambda: len(rig.relay.running)) == 0

@@ -112,7 +112,7 @@ class Exchange:
         self._buffer += data
         if not self._gated:
             if len(self._buffer) >= self.relay.limits.buffered:
-                self.client.flow.pause_reading()
+                self.client.hold_reading()
         elif len(self._buffer) > self.relay.limits.scanned_body:
             self._too_large()
 
@@ -196,6 +196,9 @@ class Exchange:
         if isinstance(outcome, Refusal):
             self.refuse(outcome)
             return
+        if self.response_complete:  # it left, and the gate finished all the same
+            outcome.done()
+            return
         self._plan = outcome
         refuse = self.relay.pool.refusal
         if refuse is not None:
@@ -263,7 +266,7 @@ class Exchange:
             if ok:
                 self.client.flow.resume_reading()
             else:
-                self.client.flow.pause_reading()
+                self.client.hold_reading()
 
     # the engine's side: reply
 

@@ -6,7 +6,9 @@ Law: an uvicorn HTTP protocol class. Requests for our own routes go through uvic
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import select
 from typing import TYPE_CHECKING, Any
 
 import httptools
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _LINGER_S = 2.0
+_WATCH_S = 0.5
 _NOT_FOUND = Refusal(
     404,
     b'{"error":{"message":"File Not Found","type":"not_found_error","code":404}}',
@@ -67,8 +70,24 @@ class RelayProtocol(HttpToolsProtocol):
             self._head_bytes += len(data)
             if self._head_bytes > self.relay.limits.head:
                 self._reject(ApiError("header_too_large", f"The request head is larger than {self.relay.limits.head} bytes."))
-        if len(self.pipeline) >= self.relay.limits.pipelined and not self.transport.is_closing():
-            self.flow.pause_reading()
+        if len(self.pipeline) >= self.relay.limits.pipelined:
+            self.hold_reading()
+
+    def hold_reading(self) -> None:
+        """Read no more for now. A client whose bytes are not read cannot be heard to leave, so it is looked at now and then."""
+        if self.transport.is_closing() or self.flow.read_paused:
+            return
+        self.flow.pause_reading()
+        self.loop.call_later(_WATCH_S, self._watch)
+
+    def _watch(self) -> None:
+        if self._dead or self.transport.is_closing() or not self.flow.read_paused:
+            return
+        if peer_has_left(self.transport.get_extra_info("socket").fileno()):
+            self._client_gone()
+            self.transport.abort()
+        else:
+            self.loop.call_later(_WATCH_S, self._watch)
 
     def _after_upgrade(self, rest: bytes) -> None:
         """The parser stops behind the head of a request that offers another protocol; HTTP goes on all the same.
@@ -216,6 +235,10 @@ class RelayProtocol(HttpToolsProtocol):
 
     # uvicorn's protocol interface
 
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._dead = True
@@ -242,6 +265,13 @@ class RelayProtocol(HttpToolsProtocol):
         super().resume_writing()
         if self._active is not None:
             self._active.client_writable(True)
+
+
+def peer_has_left(fd: int) -> bool:
+    """Has the peer closed its side, even with bytes of it still unread? One system call; False where the system cannot tell."""
+    poll = select.poll()
+    poll.register(fd, getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR)
+    return bool(poll.poll(0))
 
 
 def _invalid(error: Exception) -> ApiError:

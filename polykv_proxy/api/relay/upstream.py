@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import select
 import socket
+import struct
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import httptools
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from polykv_proxy.ports import Header
 
 _BODILESS = frozenset({204, 304})
+_RESET = struct.pack("ii", 1, 0)
 
 
 class UpstreamUser(Protocol):
@@ -46,6 +48,7 @@ class Upstream(asyncio.Protocol):
         self.writable = True
         self._poll: select.poll | None = None
         self._reading_paused = False
+        self._tcp = False
         self._parser: Any = httptools.HttpResponseParser(self)
         self._head_only = False
         self._reset()
@@ -90,9 +93,14 @@ class Upstream(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close now, unsent bytes dropped: the engine sees the peer leave and stops computing."""
+        if self.transport is None:
+            return
+        if self.user is not None and self._tcp and not self.transport.is_closing():
+            # a plain close would wait behind request bytes that the engine does not take
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         self.user = None
-        if self.transport is not None:
-            self.transport.abort()
+        self.transport.abort()
 
     def looks_open(self) -> bool:
         """True unless the engine has closed (or written to) this idle connection. One system call."""
@@ -109,7 +117,8 @@ class Upstream(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)  # uvloop's transports do not inherit from it
         sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family != socket.AF_UNIX:
+        self._tcp = sock is not None and sock.family != socket.AF_UNIX
+        if self._tcp:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def data_received(self, data: bytes) -> None:

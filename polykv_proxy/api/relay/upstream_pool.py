@@ -29,7 +29,7 @@ class UpstreamPool:
         *,
         idle_s: float = 2.0,
         fresh_idle_s: float = 0.5,
-        max_idle: int = 32,
+        max_idle: int = 512,
         max_open: int | None = None,
         clock: Callable[[], float] | None = None,
     ) -> None:
