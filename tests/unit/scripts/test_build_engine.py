@@ -192,6 +192,15 @@ def test_without_a_package_index_the_source_cannot_be_had(rig: Rig, damage: str)
     assert not list((rig.cache / "downloads").glob("get.*"))
 
 
+def test_without_a_package_index_the_tools_cannot_be_had(rig: Rig) -> None:
+    """A missing ninja is installed; when that fails the message names it and the step."""
+    (rig.cache / "tools/bin/ninja").unlink()
+    done = rig.build(PIP_FIND_LINKS="")
+    assert done.returncode == 1
+    assert "FAILED while installing cmake and ninja" in done.stderr
+    assert "pip could not install ninja>=1.11; is the package index reachable?" in done.stderr
+
+
 def test_a_compile_error_is_shown(rig: Rig) -> None:
     """The compiler's words are shown, and the same command goes on from there."""
     done = rig.build(BREAK="1")
