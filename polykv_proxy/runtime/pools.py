@@ -314,7 +314,8 @@ class PoolService:
             pool = self._hub.ledger.begin_rebuild(pool_id)
             flight = Flight(lambda own: self._rebuild(pool, own))
             self._flights[pool_id] = flight
-            flight.when_over(lambda: self._rebuild_over(pool_id))
+            own = flight
+            flight.when_over(lambda: self._rebuild_over(pool_id, own))
         return flight
 
     async def _rebuild(self, pool: Pool, flight: PoolFlight) -> Made:
@@ -330,14 +331,18 @@ class PoolService:
         except (EngineError, JournalError) as error:
             log.warning("pool %d could not be made again: %s", pool.pool_id, error)
             raise api_error(error, self._hub.hello, n_resident=self._n_resident()) from error
+        finally:
+            self._rebuild_over(pool.pool_id, flight)
         placed = self._tree.get(pool.pool_id)
         if placed is None or placed.residency is not Residency.RESIDENT:
             raise ApiError("engine_unavailable", "the engine went away while the pool was being made again", retry_after_s=1)
         return self._made(placed, 200)
 
-    def _rebuild_over(self, pool_id: int) -> None:
-        self._flights.pop(pool_id, None)
-        self._hub.ledger.rebuild_failed(pool_id, "it could not be made again")
+    def _rebuild_over(self, pool_id: int, flight: PoolFlight) -> None:
+        """In the same turn in which the work ends, so that nobody finds a pool that is being made by nobody; idempotent."""
+        if self._flights.get(pool_id) is flight:
+            del self._flights[pool_id]
+            self._hub.ledger.rebuild_failed(pool_id, "it could not be made again")
 
     async def _bring_parent(self, pool: Pool) -> None:
         parent = self._tree.get(pool.parent) if pool.parent is not None else None
@@ -367,6 +372,7 @@ class PoolService:
             await self._hub.journal.drop_pool(pool_id)
         except JournalError as error:
             self._hub.ledger.revert_release(before)
+            self._hub.ledger.rebuild_failed(pool_id, "its making was stopped by a release that could not be written down")
             raise ApiError("journal_failed", str(error)) from error
         outcome = self._hub.ledger.commit_release(pool_id)
         await self._hub.run(outcome.commands)

@@ -18,7 +18,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from tests.fakes.fake_engine import Ask, EngineFaultError, Facts, FakeEngine, opencoti
+from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_records import Ask, EngineFaultError, Facts, opencoti
 from tests.fakes.toy_tokens import TemplateError, render
 
 COMPLETIONS = ("/completion", "/completions", "/v1/completions")
@@ -200,7 +201,7 @@ class FakeEngineServer:
         leaver.cancel()
         if not work.done():
             work.cancel()
-            await asyncio.wait({work})
+            await asyncio.gather(work, return_exceptions=True)
             return Response(status_code=499)
         results = work.result()
         replies = [

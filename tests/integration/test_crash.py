@@ -180,6 +180,34 @@ async def test_a_journal_that_cannot_be_written_changes_nothing(tmp_path: Path, 
         assert reply.headers["x-cached-prefix-tokens"] == str(pool["prefix_len"])
 
 
+async def test_a_release_that_fails_in_mid_rebuild_leaves_a_pool_that_can_be_rebuilt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stopped work is not forgotten work: the pool is lost, not for ever materializing, and the next attach brings it."""
+    async with rig(tmp_path) as proxy:
+        pool = await proxy.pool(prompt=SYSTEM)
+        await proxy.engine.sleep_and_wake()
+        await proxy.until_linked(proxy.engine.boot_id)
+        proxy.engine.hold()
+        call = asyncio.ensure_future(proxy.call("/completion", {**ASK, "pool_id": 1}))
+        while proxy.runtime.pools.flight(1) is None:
+            await asyncio.sleep(0)
+
+        async def full(*_args: object) -> None:
+            raise JournalError("disk full")
+
+        with monkeypatch.context() as broken:
+            broken.setattr(proxy.runtime.hub.journal, "drop_pool", full)
+            assert (await proxy.api.delete("/polykv/pools/1")).status_code == 507
+        proxy.engine.go()
+        assert (await call).status_code == 200
+        await proxy.settle()
+        for slot in proxy.engine.slots:
+            slot.clear()
+        reply = await proxy.call("/completion", {**ASK, "pool_id": 1})
+        assert reply.headers["x-cached-prefix-tokens"] == str(pool["prefix_len"])
+
+
 async def test_a_damaged_journal_is_moved_aside(tmp_path: Path) -> None:
     """A file that is no journal is kept under another name, and service starts with an empty one."""
     state = tmp_path / "state"

@@ -7,8 +7,11 @@ from pathlib import Path
 import httpx
 import pytest
 
+from polykv_proxy.api.app import build_app
+from polykv_proxy.api.context import ApiContext
 from polykv_proxy.core.ledger import LedgerLimits
-from tests.fakes.fake_engine import EngineFaultError, FakeEngine
+from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_records import EngineFaultError
 from tests.integration.rig import listening, rig
 
 SYSTEM = "You are a careful agent with many tools and a long memory"
@@ -247,6 +250,10 @@ async def test_bodies_that_are_no_object_and_flags_that_are_no_flag_are_refused(
             assert (await proxy.api.post("/polykv/pools", content=raw)).status_code == 400
         assert (await proxy.api.post("/polykv/pools?wait=maybe", json={"prompt": "x"})).json()["error"]["param"] == "wait"
         assert (await proxy.api.post("/polykv/pools", json={"prompt": "x"}, headers={"idempotency-key": " "})).status_code == 400
+        small = httpx.ASGITransport(build_app(ApiContext(proxy.runtime, body_limit=20)))
+        async with httpx.AsyncClient(transport=small, base_url="http://proxy") as client:
+            long = await client.post("/polykv/pools", json={"prompt": "x" * 20})
+            assert (long.status_code, long.json()["error"]["code"]) == (413, "body_too_large")
 
 
 async def test_what_can_never_fit_is_422_and_what_is_full_is_429(tmp_path: Path) -> None:
