@@ -140,7 +140,7 @@ def _n_tasks(fields: dict[str, Any]) -> int:
     if isinstance(prompt, list) and any(isinstance(item, (str, list, dict)) for item in prompt):
         mixed = any(isinstance(item, int) for item in prompt)
         prompts = 1 if mixed else len(prompt)
-    n = fields.get("n")
+    n = fields.get("n_cmpl", fields.get("n"))
     copies = n if isinstance(n, int) and not isinstance(n, bool) and n > 1 else 1
     return min(MAX_TASKS, max(1, prompts * copies))
 

@@ -87,6 +87,7 @@ def test_the_last_duplicate_key_wins() -> None:
         ({"prompt": ["a", "b"]}, 2),
         ({"prompt": [[1], [2], "c"], "n": 2}, 6),
         ({"n": 3}, 3),
+        ({"n": 3, "n_cmpl": 2}, 2),
         ({"n": 0}, 1),
         ({"n": True}, 1),
     ],
