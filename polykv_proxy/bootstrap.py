@@ -198,8 +198,10 @@ class Proxy:
             await asyncio.gather(progress, return_exceptions=True)
             if booted.done():
                 booted.result()
-                await self._announce(runtime)
+                told = asyncio.ensure_future(self._announce(runtime))
                 await asyncio.wait([stop, serving], return_when=asyncio.FIRST_COMPLETED)
+                told.cancel()
+                await asyncio.gather(told, return_exceptions=True)
         except EngineStartError as error:
             self._view.failed(str(error), error.lines)
             return 1
@@ -211,9 +213,10 @@ class Proxy:
         return 0
 
     async def _announce(self, runtime: Runtime) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_KNOWN_S):
-                await runtime.link.known()
+        if not self._settings.off:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_KNOWN_S):
+                    await runtime.link.known()
         hello = runtime.hub.hello
         if self._settings.off:
             pools = "off (--off)"

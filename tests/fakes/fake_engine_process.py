@@ -7,6 +7,7 @@ it was ready), stubborn (ignores TERM), children (spawns a child of its own).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -36,9 +37,9 @@ def listen() -> socket.socket:
 def serve(server: socket.socket, status: list[bytes]) -> None:
     while True:
         conn, _ = server.accept()
-        with conn:
-            conn.recv(65536)
-            conn.sendall(REPLY % status[0])
+        with conn, contextlib.suppress(OSError):
+            if conn.recv(65536):
+                conn.sendall(REPLY % status[0])
 
 
 def main() -> None:
