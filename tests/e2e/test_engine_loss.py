@@ -38,56 +38,55 @@ def test_a_crash_in_mid_stream_is_an_error_event_and_then_a_restart(
     twin_path: Path, smollm2: Path, tmp_path: Path, signum: int
 ) -> None:
     """The stream ends with one valid error event; meanwhile 503 with Retry-After; then the first request works."""
-    served = Served(twin_path, smollm2, tmp_path)
-    pid = int(str(served.health["pid"]))
-    with httpx.Client(base_url=served.url, trust_env=False, timeout=60) as client:
-        events: list[dict[str, object]] = []
-        with client.stream("POST", "/completion", json=STREAM) as got:
-            for line in got.iter_lines():
-                if line.startswith("data: "):
-                    events.append(json.loads(line.removeprefix("data: ")))
-                if len(events) == 3:
-                    os.kill(pid, signum)
-        assert "error" in events[-1]
-        assert sum("error" in event for event in events) == 1
-        while (between := client.get("/props")).status_code == 200 and _health(served)["boots"] == 1:
-            pass
-        if between.status_code == 503:
-            assert int(between.headers["retry-after"]) >= 1
-        health = _until_ready(served, 2)
-        assert health["restarts"] == 1
-        assert client.post("/completion", json={"prompt": "x", "n_predict": 1}).status_code == 200
-    assert not psutil.pid_exists(pid)
-    assert served.stop() == 0
+    with Served(twin_path, smollm2, tmp_path) as served:
+        pid = int(str(served.health["pid"]))
+        with httpx.Client(base_url=served.url, trust_env=False, timeout=60) as client:
+            events: list[dict[str, object]] = []
+            with client.stream("POST", "/completion", json=STREAM) as got:
+                for line in got.iter_lines():
+                    if line.startswith("data: "):
+                        events.append(json.loads(line.removeprefix("data: ")))
+                    if len(events) == 3:
+                        os.kill(pid, signum)
+            assert "error" in events[-1]
+            assert sum("error" in event for event in events) == 1
+            while (between := client.get("/props")).status_code == 200 and _health(served)["boots"] == 1:
+                pass
+            if between.status_code == 503:
+                assert int(between.headers["retry-after"]) >= 1
+            health = _until_ready(served, 2)
+            assert health["restarts"] == 1
+            assert client.post("/completion", json={"prompt": "x", "n_predict": 1}).status_code == 200
+        assert not psutil.pid_exists(pid)
+        assert served.stop() == 0
 
 
 def test_a_killed_proxy_takes_the_engine_along(twin_path: Path, smollm2: Path, tmp_path: Path) -> None:
     """kill -9 of the proxy while it serves: the engine is gone and a new proxy starts at once with the same state folder."""
-    served = Served(twin_path, smollm2, tmp_path)
-    engine = psutil.Process(int(str(served.health["pid"])))
-    served.process.kill()
-    served.process.wait()
-    served.process.stderr.close()  # type: ignore[union-attr]
-    engine.wait(10)
-    again = Served(twin_path, smollm2, tmp_path)
-    assert not Path(served.socket).parent.exists()
-    assert again.stop() == 0
+    with Served(twin_path, smollm2, tmp_path) as served:
+        engine = psutil.Process(int(str(served.health["pid"])))
+        served.process.kill()
+        served.process.wait()
+        engine.wait(10)
+        with Served(twin_path, smollm2, tmp_path) as again:
+            assert not Path(served.socket).parent.exists()
+            assert again.stop() == 0
 
 
 def test_keys_and_prefix_reach_engine_and_verbs(engine_path: Path, smollm2: Path, tmp_path: Path) -> None:
     """With an API key and a path prefix the engine's routes, our verbs and our own calls work; without the key none does."""
     args = ("-c", "1024", "-t", "1", "--api-prefix", "/llm")
-    served = Served(engine_path, smollm2, tmp_path, "--api-key", "alpha,beta", args=args, key="alpha")
-    with httpx.Client(base_url=served.url, trust_env=False, timeout=60) as client:
-        beta = {"authorization": "Bearer beta"}
-        assert client.get("/llm/props").status_code == 401
-        assert client.get("/llm/props", headers=beta).json()["total_slots"] == 4
-        assert client.get("/polykv/pools").status_code == 401
-        made = client.post("/polykv/pools", json={"prompt": "The quick brown fox jumps over it.", "name": "fox"}, headers=beta)
-        assert made.status_code == 201, made.text
-        body = {"prompt": "The quick brown fox jumps over it. And", "n_predict": 1, "pool_id": "fox"}
-        got = client.post("/llm/completion", json=body, headers=beta)
-        assert int(got.headers["x-cached-prefix-tokens"]) > 0
-        assert "last_lines" not in client.get("/polykv/health").json()
-        assert "alpha" not in str(client.get("/polykv/health", headers=beta).json())
-    assert served.stop() == 0
+    with Served(engine_path, smollm2, tmp_path, "--api-key", "alpha,beta", args=args, key="alpha") as served:
+        with httpx.Client(base_url=served.url, trust_env=False, timeout=60) as client:
+            beta = {"authorization": "Bearer beta"}
+            assert client.get("/llm/props").status_code == 401
+            assert client.get("/llm/props", headers=beta).json()["total_slots"] == 4
+            assert client.get("/polykv/pools").status_code == 401
+            made = client.post("/polykv/pools", json={"prompt": "The quick brown fox jumps over it.", "name": "fox"}, headers=beta)
+            assert made.status_code == 201, made.text
+            body = {"prompt": "The quick brown fox jumps over it. And", "n_predict": 1, "pool_id": "fox"}
+            got = client.post("/llm/completion", json=body, headers=beta)
+            assert int(got.headers["x-cached-prefix-tokens"]) > 0
+            assert "last_lines" not in client.get("/polykv/health").json()
+            assert "alpha" not in str(client.get("/polykv/health", headers=beta).json())
+        assert served.stop() == 0

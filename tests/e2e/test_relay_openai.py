@@ -23,12 +23,12 @@ SAY = [{"role": "user", "content": "Say hello."}]
 
 @pytest.fixture(scope="module")
 def served(twin_path: Path, smollm2: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    proxy = Served(twin_path, smollm2, tmp_path_factory.mktemp("proxy"))
-    yield proxy
-    engine = psutil.Process(proxy.health["pid"])
-    assert proxy.stop() == 0
-    assert not engine.is_running()
-    assert not Path(proxy.socket).exists()
+    with Served(twin_path, smollm2, tmp_path_factory.mktemp("proxy")) as proxy:
+        yield proxy
+        engine = psutil.Process(proxy.health["pid"])
+        assert proxy.stop() == 0
+        assert not engine.is_running()
+        assert not Path(proxy.socket).exists()
 
 
 @pytest.fixture(scope="module")

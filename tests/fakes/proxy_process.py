@@ -35,6 +35,16 @@ class Served:
         command_line = self.health["command"]
         self.socket = command_line[command_line.index("--host") + 1]
 
+    def __enter__(self) -> Served:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        if self.process.stderr is not None:
+            self.process.stderr.close()
+
     def stop(self) -> int:
         self.process.send_signal(signal.SIGTERM)
         assert self.process.stderr is not None

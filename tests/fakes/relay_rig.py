@@ -39,9 +39,11 @@ class RelayRig:
         self._ready = threading.Event()
         self._thread = threading.Thread(target=lambda: uvloop.run(self._serve()), daemon=True)
         self.port = 0
+        self.loop_errors: list[dict[str, Any]] = []
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
+        self._loop.set_exception_handler(lambda _loop, context: self.loop_errors.append(context))
         self.pool = self._make_pool()
         self.relay = Relay(self.pool, routes=self._routes, limits=self._limits)
         self.relay.gate = self._gate
@@ -74,6 +76,7 @@ class RelayRig:
         self._server.force_exit = True
         self._thread.join(20)
         assert not self._thread.is_alive()
+        assert not self.loop_errors, self.loop_errors
 
     def on_loop(self, call: Callable[[], Any]) -> Any:
         async def run() -> Any:

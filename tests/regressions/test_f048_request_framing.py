@@ -92,6 +92,7 @@ def test_ambiguous_framing_is_a_400_and_never_reaches_the_engine(head: bytes) ->
         assert client.reply().status == 400
         assert client.rest() == b""
         assert stub.requests == []
+        assert rig.loop_errors == []
 
 
 def test_a_spoiled_body_is_a_400_and_the_engine_sees_the_peer_leave() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from polykv_proxy.api.relay import heads
 from polykv_proxy.api.relay.heads import BadHeadError, Framing
-from polykv_proxy.api.relay.sse import SseTail, error_event
+from polykv_proxy.api.relay.sse import SseTail, error_event, sse_of
 from polykv_proxy.api.relay.targets import decoded_path
 from polykv_proxy.errors import ApiError
 from polykv_proxy.ports import Header, Plan, Refusal, RelayRequest
@@ -290,7 +290,7 @@ class Exchange:
             self.cut(ApiError("engine_protocol", f"The engine's reply cannot be relayed: {error}."))
             return
         if status == 200 and not bodiless and framing.length is None:
-            self._sse = _sse_of(headers)
+            self._sse = sse_of(headers)
         self._out.append(head)
         self._head_sent = True
 
@@ -405,14 +405,3 @@ class Exchange:
 
 def _away(message: str) -> ApiError:
     return ApiError("engine_unavailable", message, retry_after_s=1)
-
-
-def _sse_of(headers: list[Header]) -> SseTail | None:
-    kind = b""
-    for name, value in headers:
-        lower = name.lower()
-        if lower == b"content-encoding":
-            return None
-        if lower == b"content-type":
-            kind = value.lower()
-    return SseTail() if kind.startswith(b"text/event-stream") else None

@@ -120,6 +120,8 @@ class RelayProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
+        if self._dead:  # the rest of a read whose beginning ended the connection
+            return
         method = self.parser.get_method()
         if self.parser.should_upgrade():
             refusal = _upgrade_refusal(method, self._raw)

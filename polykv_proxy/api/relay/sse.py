@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
+
+from polykv_proxy.ports import Header
 
 _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n|\r\n\n")
 _HOLD_LIMIT = 256 * 1024
@@ -79,6 +82,18 @@ def _last_boundary(data: bytes) -> int:
 
 def _is_data_line(held: bytes) -> bool:
     return held.rstrip(b"\r\n").splitlines()[-1].startswith(b"data") if held.strip() else False
+
+
+def sse_of(headers: Sequence[Header]) -> SseTail | None:
+    """A tail for a reply with these fields; None when it is no event stream in plain text."""
+    kind = b""
+    for name, value in headers:
+        lower = name.lower()
+        if lower == b"content-encoding":
+            return None
+        if lower == b"content-type":
+            kind = value.lower()
+    return SseTail() if kind.startswith(b"text/event-stream") else None
 
 
 def error_event(path: bytes, code: str, kind: str, message: str) -> bytes:
