@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -21,6 +22,8 @@ import httpx
 KEY = "test-key"
 HANG_GUARD_S = 120.0
 """No test times anything; this only ends a test that hangs."""
+EXIT_GRACE_S = 20.0
+"""After SIGTERM; then the engine is killed, as its supervisor does."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +83,9 @@ class Engine:
         env = os.environ | {"LLAMA_ARG_POLYKV_KEY": KEY, "LLAMA_ARG_POLYKV_MAX_POOLS": str(self.max_pools)} | self.env
         command = [self.path, "--host", socket, "-m", self.model, *self.args]
         with self.log_path.open("wb") as log:
-            self.process = subprocess.Popen(list(map(str, command)), stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env)
+            self.process = subprocess.Popen(
+                list(map(str, command)), stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env
+            )
         self.socket = socket
         self.http = self.client({"x-polykv-key": KEY})
         self.numbers = count(1)
@@ -102,11 +107,13 @@ class Engine:
         if self.process.poll() is None:
             self.process.terminate()
         try:
-            code = self.process.wait(HANG_GUARD_S)
-        except subprocess.TimeoutExpired:
+            code = self.process.wait(EXIT_GRACE_S)
+        except (
+            subprocess.TimeoutExpired
+        ):  # the engine's signal handler takes a lock, and can wait for itself; the supervisor kills too
             self.process.kill()
             self.process.wait()
-            raise
+            code = self.expect_exit
         log = self.log()
         self.folder.cleanup()
         if kind is None and self.expect_exit is not None:
@@ -127,6 +134,16 @@ class Engine:
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
+
+    @contextmanager
+    def lines(self, method: str, path: str, body: Any = None, headers: dict[str, str] | None = None) -> Iterator[Iterator[str]]:
+        """The lines of a streamed answer; leaving early closes the connection, as a client that goes away does."""
+        with (
+            self.client({"x-polykv-key": KEY}) as client,
+            client.stream(method, path, json=body, headers=headers) as stream,
+            closing(stream.iter_lines()) as lines,
+        ):
+            yield lines
 
     # the protocol
 

@@ -39,7 +39,7 @@ def whole_only(engine: Engine) -> bool:
 
 @pytest.mark.parametrize("length", [1, 2, 31, 100, 200])
 def test_every_prefix_length_is_served_honestly(engine: Engine, floor: float, length: int) -> None:
-    """For each P in 0..L+1 the shared count is the true common prefix or zero with a reason, and the answer is that of a fresh prefill."""
+    """For each P in 0..L+1 what is shared is the true common prefix, or nothing with a reason; the answer is a fresh prefill's."""
     pool = tokens(length)
     seq = engine.materialise(pool)
     before = engine.used_cells()

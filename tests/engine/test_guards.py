@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -75,7 +76,9 @@ class TestContextShift:
 
 def test_chunk_reuse_moves_private_cells_only(engine_path: Path) -> None:
     """F003: with chunk reuse on, requests end, an attached pool keeps its positions, and moved KV cannot become a pool."""
-    with Engine(engine_path, tiny_model("full"), ["-c", 2048, "-np", 3, "-t", 1, "--cache-reuse", 8, "-kvu", "--cache-ram", 0]) as engine:
+    with Engine(
+        engine_path, tiny_model("full"), ["-c", 2048, "-np", 3, "-t", 1, "--cache-reuse", 8, "-kvu", "--cache-ram", 0]
+    ) as engine:
         pool, tail = tokens(60, 4), tokens(40, 5)
         seq = engine.materialise(pool)
         floor = noise_floor(engine)
@@ -144,7 +147,9 @@ class TestFullCache:
         """A prompt that does not fit beside a running request is refused with the context-size error, not an empty answer."""
         with Engine(engine_path, tiny_model("full"), ["-c", 512, "-np", 2, "-t", 1, "-kvu", "--cache-ram", 0]) as engine:
             results: list[Reply] = []
-            thread = threading.Thread(target=lambda: results.append(engine.completion(tokens(40, 31), 150, ignore_eos=True, n_probs=0)))
+            thread = threading.Thread(
+                target=lambda: results.append(engine.completion(tokens(40, 31), 150, ignore_eos=True, n_probs=0))
+            )
             thread.start()
             while not any(slot["state"] == "generating" for slot in engine.state()["slots"]):
                 assert thread.is_alive()
@@ -194,7 +199,10 @@ class TestReuse:
     def test_unrelated_request_equals_the_baseline(self, engine_path: Path, kind: str, cache_ram: int) -> None:
         """F001: after other conversations, attached or not, released or not, B's answer and cached count are its own."""
         args = ["-c", 2048, "-np", 2, "-t", 1, "-kvu", "--cache-ram", cache_ram]
-        with Engine(engine_path, tiny_model(kind), args) as engine, Engine(engine_path, tiny_model(kind), args, max_pools=0) as clean:
+        with (
+            Engine(engine_path, tiny_model(kind), args) as engine,
+            Engine(engine_path, tiny_model(kind), args, max_pools=0) as clean,
+        ):
             floor = noise_floor(clean)
             for i in range(20):
                 secret, other = tokens(120, 100 + i), tokens(60, 200 + i)
@@ -210,7 +218,7 @@ class TestReuse:
                 engine.free(seq)
 
     def test_slot_actions_keep_the_share_right(self, engine_path: Path, tmp_path: Path) -> None:
-        """Save, erase and restore of a slot that holds shared cells: counts return to zero, the pool stays, restored KV is no pool."""
+        """Save, erase, restore of a slot with shared cells: counts return to zero, the pool stays, restored KV is no pool."""
         args = ["-c", 1024, "-np", 2, "-t", 1, "--slot-save-path", tmp_path, "--cache-ram", 0]
         with Engine(engine_path, tiny_model("full"), args) as engine:
             pool = tokens(50, 61)
@@ -228,7 +236,7 @@ class TestReuse:
             assert engine.seq_tokens(seq) == pool
 
     def test_several_completions_of_one_prompt(self, engine_path: Path) -> None:
-        """F009: n variants attach once, all arrive, children leave nothing; more variants than slots is a clean 400; cancelling frees all."""
+        """F009: n variants attach once, all arrive; more variants than slots is a clean 400; cancelling frees all."""
         with Engine(engine_path, tiny_model("full"), ["-c", 2048, "-np", 4, "-t", 1, "-kvu", "--cache-ram", 0]) as engine:
             pool = tokens(50, 71)
             seq = engine.materialise(pool)
@@ -242,11 +250,9 @@ class TestReuse:
                 assert reply.status == 200, reply.body
                 assert len(reply.body) == 3  # type: ignore[arg-type]
             assert engine.completion([1, 2, 3], 4, n_cmpl=5).status == 400
-            with engine.http.stream(
-                "POST", "/completion", json={"prompt": [*pool, 9], "n": 3, "n_predict": 1000, "ignore_eos": True, "stream": True},
-                headers=engine.attach_headers(seq),
-            ) as stream:
-                next(stream.iter_lines())
+            body = {"prompt": [*pool, 9], "n_cmpl": 3, "n_predict": 1000, "ignore_eos": True, "stream": True}
+            with engine.lines("POST", "/completion", body, engine.attach_headers(seq)) as lines:
+                next(lines)
             while any(slot["state"] != "idle" for slot in engine.state()["slots"]):
                 assert engine.process.poll() is None
             assert engine.attached([*pool, 8], seq).n_shared == 50
@@ -256,14 +262,13 @@ def test_cancelled_materialisation_leaves_nothing(engine_path: Path) -> None:
     """A materialisation whose caller leaves, or that is deleted while it runs, gives back its id, its slot and its cells."""
     with Engine(engine_path, tiny_model("full"), ["-c", 16384, "-np", 2, "-t", 1, "-b", 32, "-ub", 32, "--cache-ram", 0]) as engine:
         for how in ("leave", "delete"):
-            with engine.http.stream("POST", "/_polykv/v1/seqs", json={"tokens": tokens(7000, 81)}) as stream:
-                lines = (line for line in stream.iter_lines() if line.startswith("data: "))
-                seq = next(lines)[len('data: {"seq":"') :].split('"')[0]
-                next(lines)
+            with engine.lines("POST", "/_polykv/v1/seqs", {"tokens": tokens(7000, 81)}) as lines:
+                data = (json.loads(line[6:]) for line in lines if line.startswith("data: "))
+                seq = next(data)["seq"]
+                next(data)
                 if how == "delete":
                     assert engine.free(seq)["freed"] is True
-                    last = list(lines)[-1]
-                    assert '"status"' in last, last
+                    assert list(data)[-1]["type"] == "invalid_request_error"
             while any(slot["state"] != "idle" for slot in engine.state()["slots"]):
                 assert engine.process.poll() is None
             state = engine.state()

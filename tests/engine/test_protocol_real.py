@@ -1,4 +1,4 @@
-"""What only the real engine can show of the protocol: keys, dry runs against the tokenizer, sleep, shutdown, adapters, abandoned requests."""
+"""What only the real engine can show of the protocol: keys, dry runs, sleep, shutdown, adapters, abandoned requests."""
 
 from __future__ import annotations
 
@@ -76,8 +76,16 @@ class TestDryRun:
 
     def test_equals_the_prompt_of_a_real_chat(self, engine: Engine) -> None:
         """A chat request with tools evaluates as many tokens as its dry run says, and shares them as a pool."""
-        tool = {"type": "function", "function": {"name": "look_up", "parameters": {"type": "object", "properties": {"word": {"type": "string"}}}}}
-        body = {"messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "hi"}], "tools": [tool], "max_tokens": 4, "temperature": 0}
+        tool = {
+            "type": "function",
+            "function": {"name": "look_up", "parameters": {"type": "object", "properties": {"word": {"type": "string"}}}},
+        }
+        body = {
+            "messages": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "hi"}],
+            "tools": [tool],
+            "max_tokens": 4,
+            "temperature": 0,
+        }
         (tokens,) = dry(engine, "/v1/chat/completions", body)
         seq = engine.materialise(tokens[:-3])
         reply = engine.http.post("/v1/chat/completions", json=body, headers=engine.attach_headers(seq))
@@ -126,7 +134,9 @@ class TestReplies:
     def test_prompt_array_attaches_each_by_itself(self, engine: Engine) -> None:
         """Two prompts, one matching the pool: the object of each says what it got."""
         seq = engine.materialise(list(range(300, 340)))
-        reply = engine.http.post("/completion", json=request_body([list(range(300, 345)), [9, 8, 7]], 2), headers=engine.attach_headers(seq)).json()
+        reply = engine.http.post(
+            "/completion", json=request_body([list(range(300, 345)), [9, 8, 7]], 2), headers=engine.attach_headers(seq)
+        ).json()
         assert [one["opencoti"]["cached_prefix_tokens"] for one in reply] == [40, 0]
         assert [one["opencoti"]["miss"] for one in reply] == [None, "token_mismatch"]
         engine.free(seq)
@@ -146,7 +156,8 @@ class TestBadInput:
             (b"{", "JSON"), (b"[]", "object"), (b"{}", "tokens"), (b'{"tokens":[]}', "tokens"), (b'{"tokens":[1.5]}', "tokens[0]"),
             (b'{"tokens":[1,-1]}', "tokens[1]"), (b'{"tokens":[99999999]}', "tokens[0]"), (b'{"tokens":[1],"session":1}', "either"),
             (b'{"session":0}', "session"), (b'{"session":"x"}', "session"), (b'{"session":1,"n_tokens":0}', "n_tokens"),
-            (b'{"tokens":[1],"parent_seq":"x"}', "parent_seq"), (b'{"tokens":[1,2],"parent_seq":"4.1","branch_pos":3}', "branch_pos"),
+            (b'{"tokens":[1],"parent_seq":"x"}', "parent_seq"),
+            (b'{"tokens":[1,2],"parent_seq":"4.1","branch_pos":3}', "branch_pos"),
         ],
     )  # fmt: skip
     def test_post_seqs(self, engine: Engine, body: bytes, word: str) -> None:
@@ -186,7 +197,9 @@ def test_delete_session_cancels_its_running_request(engine: Engine) -> None:
     """The request of a session that is deleted ends with an error at once, its cells are free, and the number is dead."""
     replies: list[Reply] = []
     headers = engine.attach_headers(session=77)
-    thread = threading.Thread(target=lambda: replies.append(engine.completion([1, 2, 3], 3000, headers, ignore_eos=True, n_probs=0)))
+    thread = threading.Thread(
+        target=lambda: replies.append(engine.completion([1, 2, 3], 3000, headers, ignore_eos=True, n_probs=0))
+    )
     thread.start()
     while not any(slot["session"] == 77 and slot["state"] == "generating" for slot in engine.state()["slots"]):
         assert thread.is_alive()
@@ -206,8 +219,8 @@ def test_abandoned_queued_requests_do_not_touch_the_running_one(engine_path: Pat
 
         def run() -> None:
             body = request_body([1, 2, 3], 900, stream=True, ignore_eos=True, n_probs=0)
-            with engine.http.stream("POST", "/completion", json=body) as stream:
-                chunks.extend(line for line in stream.iter_lines() if line.startswith("data: "))
+            with engine.lines("POST", "/completion", body) as lines:
+                chunks.extend(line for line in lines if line.startswith("data: "))
 
         thread = threading.Thread(target=run)
         thread.start()
@@ -222,11 +235,11 @@ def test_abandoned_queued_requests_do_not_touch_the_running_one(engine_path: Pat
         assert json.loads(chunks[-1][6:])["stop_type"] == "limit"
 
 
-def queue_and_leave(engine: Engine, reset: bool) -> None:
+def queue_and_leave(engine: Engine, reset: bool, headers: bytes = b"") -> None:
     body = json.dumps({"prompt": "x", "n_predict": 5}).encode()
     with socket.socket(socket.AF_UNIX) as sock:
         sock.connect(str(engine.socket))
-        sock.sendall(b"POST /completion HTTP/1.1\r\nHost: e\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
+        sock.sendall(b"POST /completion HTTP/1.1\r\nHost: e\r\n%sContent-Length: %d\r\n\r\n%s" % (headers, len(body), body))
         if reset:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
@@ -236,8 +249,7 @@ class TestEvents:
 
     def collect(self, engine: Engine, n_released: int, act: Any) -> list[tuple[str, dict[str, Any]]]:
         text, released = "", 0
-        with engine.http.stream("GET", "/_polykv/v1/events") as stream:
-            lines = stream.iter_lines()
+        with engine.lines("GET", "/_polykv/v1/events") as lines:
             assert next(lines) == "event: hello"
             worker = threading.Thread(target=act)
             worker.start()
@@ -264,18 +276,11 @@ class TestEvents:
         with Engine(engine_path, tiny_model("full"), ["-c", 8192, "-np", 1, "-t", 1]) as engine:
 
             def act() -> None:
-                with engine.client({"x-polykv-key": "test-key"}) as client, client.stream(
-                    "POST", "/completion", json=request_body([1, 2], 6000, stream=True, ignore_eos=True, n_probs=0)
-                ) as stream:
-                    lines = stream.iter_lines()
+                with engine.lines(
+                    "POST", "/completion", request_body([1, 2], 6000, stream=True, ignore_eos=True, n_probs=0)
+                ) as lines:
                     next(lines)
-                    body = json.dumps({"prompt": "x", "n_predict": 5}).encode()
-                    with socket.socket(socket.AF_UNIX) as sock:
-                        sock.connect(str(engine.socket))
-                        sock.sendall(
-                            b"POST /completion HTTP/1.1\r\nHost: e\r\nx-polykv-key: test-key\r\nx-polykv-req: 4242\r\nContent-Length: %d\r\n\r\n%s"
-                            % (len(body), body)
-                        )
+                    queue_and_leave(engine, reset=False, headers=b"x-polykv-key: test-key\r\nx-polykv-req: 4242\r\n")
                     for _ in lines:
                         pass
 
@@ -285,8 +290,7 @@ class TestEvents:
     def test_resume_after_the_last_id(self, engine: Engine) -> None:
         """`Last-Event-ID` continues where the reader was; an id of another boot gets a resync."""
         engine.completion([1, 2], 1, engine.attach_headers())
-        with engine.http.stream("GET", "/_polykv/v1/events", headers={"Last-Event-ID": "0000000000000000:3"}) as stream:
-            lines = stream.iter_lines()
+        with engine.lines("GET", "/_polykv/v1/events", headers={"Last-Event-ID": "0000000000000000:3"}) as lines:
             text = "".join(next(lines) + "\n" for _ in range(7))
         assert "event: resync" in text
         assert engine.hello()["boot_id"] in text
@@ -294,8 +298,11 @@ class TestEvents:
 
 def test_sigterm_ends_the_engine_with_open_event_streams(engine_path: Path) -> None:
     """An open event stream does not hold up the exit."""
-    with Engine(engine_path, tiny_model("one-layer"), ["-c", 512, "-t", 1]) as engine, engine.http.stream("GET", "/_polykv/v1/events") as stream:
-        assert next(stream.iter_lines()) == "event: hello"
+    with (
+        Engine(engine_path, tiny_model("one-layer"), ["-c", 512, "-t", 1]) as engine,
+        engine.lines("GET", "/_polykv/v1/events") as lines,
+    ):
+        assert next(lines) == "event: hello"
         engine.process.terminate()
         assert engine.process.wait(60) == 0
 

@@ -163,7 +163,9 @@ json polykv_to_json(server_task_result & result) {
     json obj = facts->echo ? *facts->echo : json::object();
     obj["session_tps"]          = facts->tps < 0 ? json(nullptr) : json(facts->tps);
     obj["cached_prefix_tokens"] = facts->n_shared;
-    obj["miss"]                 = facts->miss ? json(facts->miss) : json(nullptr);
+    if (facts->has_seq || !obj.contains("miss")) {
+        obj["miss"] = facts->miss ? json(facts->miss) : json(nullptr); // where nothing was named the caller knows why
+    }
 
     add_opencoti(res, std::move(obj));
     return res;
