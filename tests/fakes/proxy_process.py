@@ -1,4 +1,4 @@
-"""The proxy as a process of its own, in front of a real engine that it supervises."""
+"""The proxy as a process of its own, in front of a real engine that it supervises or that runs already."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 import httpx
 
@@ -19,8 +20,21 @@ class Served:
     """A proxy that runs as its own process."""
 
     def __init__(self, engine: Path, model: Path, folder: Path, *options: str, args: Sequence[str] = ARGS, key: str = "") -> None:
-        command = [sys.executable, "-m", "polykv_proxy.cli", "--engine", str(engine), "-m", str(model), "--port", "0"]
-        command += ["--state-dir", str(folder / "state"), *options, "--", *args]
+        self._start(["--engine", str(engine), "-m", str(model), *options], folder, args, key)
+        command_line = self.health["command"]
+        self.socket = command_line[command_line.index("--host") + 1]
+
+    @classmethod
+    def before(cls, socket: Path, engine_key: str, folder: Path, *options: str) -> Self:
+        """A proxy in front of an engine that runs already and listens on a unix socket."""
+        served = cls.__new__(cls)
+        served._start(["--engine-url", f"unix:{socket}", "--engine-key", engine_key, *options], folder, (), "")
+        served.socket = str(socket)
+        return served
+
+    def _start(self, options: Sequence[str], folder: Path, args: Sequence[str], key: str) -> None:
+        command = [sys.executable, "-m", "polykv_proxy.cli", "--port", "0", "--state-dir", str(folder / "state"), *options]
+        command += ["--", *args] if args else []
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TERM": "dumb"})
         assert self.process.stderr is not None
         self.said = ""
@@ -32,8 +46,6 @@ class Served:
         assert found, self.said
         self.url = found[1]
         self.health = httpx.get(self.url + "/polykv/health", trust_env=False, headers={"x-api-key": key}).json()
-        command_line = self.health["command"]
-        self.socket = command_line[command_line.index("--host") + 1]
 
     def __enter__(self) -> Served:
         return self

@@ -1,0 +1,65 @@
+"""The two engines, the models, the options that every bench has, and prompts.
+
+Law: starts engines through `tests.engine.driver` and nothing else; prompts are functions of their seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.kit.report import Report
+from tests.engine.driver import Engine
+
+ROOT = Path(__file__).resolve().parents[2]
+GREEDY = {"temperature": 0, "seed": 1, "ignore_eos": True}
+"""What every timed request says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the command line says. `quick` shows that the bench works; its figures are few and mean little."""
+
+    quick: bool
+    engine: Path
+    twin: Path
+
+
+def run(name: str, doc: str | None, measure: Callable[[Report, Options], None]) -> None:
+    """The whole of a bench: options, measuring, report."""
+    parser = argparse.ArgumentParser(
+        prog=f"scripts/bench {name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a few seconds on tiny models only: shows that the bench works")
+    parser.add_argument("--engine", type=Path, default=_built("llamafile"), help="the patched engine (default ./llamafile)")
+    parser.add_argument(
+        "--twin", type=Path, default=_built("llamafile-stock"), help="the unpatched one (default ./llamafile-stock)"
+    )
+    given = parser.parse_args()
+    options = Options(given.quick, given.engine.resolve(), given.twin.resolve())
+    for path, how in ((options.engine, ""), (options.twin, " --unpatched")):
+        if not path.is_file():
+            sys.exit(f"there is no engine at {path}; build it with scripts/build_engine.sh{how}")
+    report = Report(name)
+    measure(report, options)
+    report.finish()
+
+
+def _built(name: str) -> Path:
+    return Path(os.environ.get(f"POLYKV_TEST_{name.upper().replace('-', '_')}") or ROOT / name)
+
+
+def tokens(n: int, seed: int) -> list[int]:
+    """n random ordinary token ids of SmolLM2's vocabulary."""
+    source = random.Random(seed)
+    return [source.randrange(300, 40000) for _ in range(n)]
+
+
+def stock(path: Path, model: Path, args: list[str | int]) -> Engine:
+    """The unpatched twin."""
+    return Engine(path, model, args, max_pools=0)
