@@ -26,6 +26,7 @@ from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext, Keys
 from polykv_proxy.api.gate import PoolGate
 from polykv_proxy.api.relay import Relay, RelayLimits, RelayProtocol, Routes, UpstreamPool
+from polykv_proxy.cli_doctor import option_findings
 from polykv_proxy.core.ledger import LedgerLimits
 from polykv_proxy.engine import address as addresses
 from polykv_proxy.engine.binary import find_binary, inspect_binary
@@ -226,7 +227,9 @@ class Proxy:
             pools = f"{hello.max_pools}, prefix sharing: {hello.prefix_sharing} ({hello.prefix_sharing_why})"
         facts = await ask_facts(self._prepared.address, self._prepared.engine_key, self._prepared.api_prefix)
         wants_key = self._prepared.engine_key is not None
-        shown = EngineFacts(facts.model, facts.n_ctx_slot, facts.n_slots, pools, self._prepared.api_prefix, wants_key)
+        engine = hello.model_dump() if hello is not None else {}
+        warnings = [f"{found.text}; {found.remedy}" for found in option_findings(engine, self._prepared.argv)]
+        shown = EngineFacts(facts.model, facts.n_ctx_slot, facts.n_slots, pools, self._prepared.api_prefix, wants_key, warnings)
         self._view.ready(self._prepared.url, shown)
 
     async def _drain(self) -> None:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from polykv_proxy.engine.command import option_value
+
 BUILD = "build the engine with scripts/build_engine.sh and start with `polykv-proxy --engine ./llamafile -m MODEL.gguf`"
 
 
@@ -46,7 +48,7 @@ def diagnose(health: Mapping[str, Any]) -> list[Finding]:
             *_sharing(engine),
             *_price(engine),
             *_layout(engine),
-            *_flags(engine, health.get("command") or []),
+            *option_findings(engine, health.get("command") or []),
         ]
     return findings
 
@@ -134,13 +136,17 @@ _DEFEATS: Sequence[tuple[tuple[str, ...], str, str]] = (
 )
 
 
-def _flags(engine: Mapping[str, Any], command: Sequence[str]) -> Iterator[Finding]:
+def option_findings(engine: Mapping[str, Any], command: Sequence[str]) -> Iterator[Finding]:
+    """Engine options that defeat or limit sharing: for `doctor`, and said once when the proxy starts."""
     if engine.get("context_shift"):
-        text = "context shift is on: a slot that shares cells stops as truncated where others would shift"
+        text = "context shift is on: slots that hold shared cells are never shifted, they stop at the limit (others still shift)"
         yield Finding(Level.WARN, text, "leave out --context-shift")
-    if engine.get("cache_reuse"):
-        text = "chunk reuse is on: slots that reused a shifted chunk cannot become pools"
-        yield Finding(Level.NOTE, text, "leave out --cache-reuse if from_session is refused")
+    if engine.get("cache_reuse") or option_value(command, ("--cache-reuse",)) not in {None, "0"}:
+        text = (
+            "chunk reuse is on: shared cells are never moved, and a session whose cells were moved cannot become a pool; "
+            "over a unified cache some engines drop requests under it"
+        )
+        yield Finding(Level.WARN, text, "leave out --cache-reuse")
     given = {argument.partition("=")[0] for argument in command}
     for flags, text, remedy in _DEFEATS:
         if given.intersection(flags):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import psutil
@@ -30,6 +30,7 @@ class EngineFacts:
     pools: str = "off"
     api_prefix: str = ""
     wants_key: bool = False
+    warnings: Sequence[str] = ()
 
 
 class StartupView:
@@ -67,6 +68,8 @@ class StartupView:
         slots = f", {facts.n_slots} slots" if facts.n_slots else ""
         show(f"  model  {facts.model or 'unknown'}{context}{slots}", markup=False)
         show(f"  pools  {facts.pools}", markup=False)
+        for warning in facts.warnings:
+            show(f"  note   {warning}", markup=False)
         show("  try    " + _try(url + facts.api_prefix, wants_key=facts.wants_key), markup=False)
 
     def note(self, text: str) -> None:
