@@ -49,7 +49,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """One prefix: held as a sequence of its own, and as the proxy's pool."""
+    """One prefix: the proxy's pool and the engine's sequence behind it (once: resident cells cost everyone time)."""
 
     tokens: list[int]
     seed: int
@@ -144,7 +144,8 @@ def measure_point(rig: Rig, plan: Plan, n_prefix: int, seed: int) -> Point:
     """One length: the pool and the stock slot are filled first, untimed; then the sides in turns, then the calls."""
     prefix = tokens(n_prefix, seed)
     made = rig.client.post("/polykv/pools", json={"tokens": prefix}).raise_for_status().json()
-    shared = Shared(prefix, seed, rig.engine.materialise(prefix), made["pool_id"])
+    (held,) = rig.engine.state()["seqs"]
+    shared = Shared(prefix, seed, held["seq"], made["pool_id"])
     fresh = [rig.ask("stock", {"prompt": rig.prompt(shared), "cache_prompt": False}).ttft_s for _ in range(plan.n_fresh)]
     sides = {"stock": ask_stock, "engine": ask_engine, "proxy": ask_proxy}
     blocks = []
@@ -154,7 +155,6 @@ def measure_point(rig: Rig, plan: Plan, n_prefix: int, seed: int) -> Point:
             block[side].append(sides[side](rig, shared))
         blocks.append(block)
     calls = [estimate(call(rig, shared) for _ in range(plan.n_calls)) for call in (snapshot, proxy_snapshot, fork)]
-    rig.engine.free(shared.seq)
     rig.client.delete(f"/polykv/pools/{shared.pool_id}").raise_for_status()
     return Point(n_prefix, blocks[1:], estimate(fresh).median, *calls)
 
