@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.engine.driver import Engine, Reply
+from tests.engine.driver import Engine, Reply, request_body
 from tests.engine.judge import assert_equal, assert_same_ids, noise_floor
 from tests.models import tiny_model
 
@@ -256,6 +256,15 @@ class TestReuse:
             while any(slot["state"] != "idle" for slot in engine.state()["slots"]):
                 assert engine.process.poll() is None
             assert engine.attached([*pool, 8], seq).n_shared == 50
+
+    def test_session_finds_its_own_cells_after_several_completions(self, engine_path: Path) -> None:
+        """The slots of the further variants do not count as the session's: its next turn goes on in the first one."""
+        with Engine(engine_path, tiny_model("full"), ["-c", 2048, "-np", 4, "-t", 1, "-kvu", "--cache-ram", 0]) as engine:
+            prompt = tokens(60, 91)
+            reply = engine.http.post("/completion", json=request_body(prompt, 4, n_cmpl=3), headers=engine.attach_headers(session=9))
+            assert reply.status_code == 200
+            assert [slot["session"] for slot in engine.state()["slots"]].count(9) == 1
+            assert engine.completion([*prompt, 1, 2], 2, engine.attach_headers(session=9)).n_computed <= 3
 
 
 def test_cancelled_materialisation_leaves_nothing(engine_path: Path) -> None:

@@ -108,10 +108,13 @@ bool polykv_before_post(const server_http_req & req, const std::vector<server_ta
     }
 
     size_t index = 0; // as server_response_reader::post_tasks() counts
+    const auto add = [&](const server_task & task) {
+        polykv_get_hub().pending_add(task.id, task.params.polykv.req, task.params.polykv.session, index++);
+    };
     for (const auto & task : tasks) {
-        polykv_get_hub().pending_add(task, index++);
+        add(task);
         for (const auto & child : task.child_tasks) {
-            polykv_get_hub().pending_add(child, index++);
+            add(child);
         }
     }
     return false;
@@ -504,7 +507,7 @@ static server_http_res_ptr handle_post_seqs(server_context & ctx_server, const s
         task.params.polykv.seq          = body.parent;
         task.params.polykv.n_shared     = body.branch_pos;
 
-        hub.pending_add(task, 0);
+        hub.pending_add(task.id, body.req, 0, 0);
         stream->rd.post_task(std::move(task));
     }
 

@@ -129,7 +129,7 @@ void server_context_impl::polykv_on_launch(server_slot & slot) {
         slot.prompt.share.dirty = slot.prompt.n_tokens() > 0;
     }
     info.lora        = slot.lora;
-    info.session     = slot.task->params.polykv.session;
+    info.session     = slot.task->is_child() ? 0 : slot.task->params.polykv.session; // a child leaves no cells behind
     info.first_token = info.failed = info.filled = info.window_ok = false;
     info.facts.reset();
     info.totals.n_launched++;

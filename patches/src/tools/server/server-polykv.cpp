@@ -1,10 +1,12 @@
 #include "server-polykv.h"
 
-#include "server-task.h"
+// Law: needs no symbol of common.cpp or of the server, so that tests/cpp can link it alone (with common/json.cpp).
 
-#include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <random>
+
+using json = common_json;
 
 static constexpr size_t POLYKV_N_EVENTS_MAX = 4096;
 static constexpr size_t POLYKV_N_ENDED_MAX  = 65536;
@@ -100,9 +102,9 @@ bool polykv_hub::find(const polykv_seq_id & id, polykv_seq_record & out) const {
 // pending tasks
 //
 
-void polykv_hub::pending_add(const server_task & task, size_t index) {
+void polykv_hub::pending_add(int id_task, uint64_t req, uint64_t session, size_t index) {
     std::lock_guard<std::mutex> lock(mutex);
-    pending[task.id] = { task.params.polykv.req, task.params.polykv.session, index };
+    pending[id_task] = { req, session, index };
 }
 
 void polykv_hub::pending_take(int id_task) {
@@ -155,7 +157,9 @@ void polykv_hub::boot(int32_t first, int32_t n_seqs, json && info) {
     std::lock_guard<std::mutex> lock(mutex);
 
     // every context gets its own, also when the process wakes up from sleep
-    id_boot = string_format("%016llx", (unsigned long long) (seed + 0x9e3779b97f4a7c15ull * ++n_gen));
+    char buf[17];
+    std::snprintf(buf, sizeof(buf), "%016llx", (unsigned long long) (seed + 0x9e3779b97f4a7c15ull * ++n_gen));
+    id_boot = buf;
 
     hello     = std::move(info);
     first_seq = first;

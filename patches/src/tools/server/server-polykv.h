@@ -125,7 +125,7 @@ struct polykv_hub {
     bool find(const polykv_seq_id & id, polykv_seq_record & out) const;
 
     // tasks that were posted and not launched, so that each ends in exactly one event
-    void pending_add(const server_task & task, size_t index);
+    void pending_add(int id_task, uint64_t req, uint64_t session, size_t index);
     void pending_take(int id_task); // it was launched
     void pending_drop(int id_task); // emits "dropped" if it was pending
 
