@@ -5,7 +5,8 @@ Law: reads only, awaits nothing. KV is counted by ownership: a pool's bytes are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 
 from polykv_proxy.core.ledger import Ledger
 from polykv_proxy.core.pools import Pool
@@ -22,7 +23,7 @@ class View:
     def pool(self, pool: Pool, hello: Hello | None, state: State | None = None) -> dict[str, object]:
         """One pool with its sessions."""
         books = self._ledger.books.of_pool(pool.pool_id)
-        slots = _by_session(state)
+        slots = self._by_session(state)
         return {
             "pool_id": pool.pool_id,
             "name": pool.name,
@@ -36,7 +37,7 @@ class View:
             "own_kv_bytes": _own_bytes(pool, hello),
             "n_running": len(books),
             "children": self._ledger.tree.children(pool.pool_id),
-            "sessions": [self._pool_session(s, slots.get(s.number), hello) for s in self._ledger.sessions.of_pool(pool.pool_id)],
+            "sessions": [_pool_session(s, slots[s.number], hello) for s in self._ledger.sessions.of_pool(pool.pool_id)],
             "n_queries": pool.counts.n_queries,
             "n_hits": pool.counts.n_hits,
             "n_tokens_shared": pool.counts.n_tokens_shared,
@@ -56,7 +57,7 @@ class View:
 
     def session(self, session: Session, state: State | None) -> dict[str, object]:
         """One named session."""
-        slot = _by_session(state).get(session.number)
+        slots = self._by_session(state)[session.number]
         return {
             "session_id": session.session_id,
             "ephemeral": False,
@@ -65,7 +66,8 @@ class View:
             "n_streams": session.n_streams,
             "n_turns": session.n_turns,
             "tps_last_turn": session.last_tps,
-            **_slot_facts(slot),
+            "n_slots": len(slots),
+            **_slot_facts(_main(slots)),
             "created_ts": session.created_ts,
             "last_used_ts": session.last_used_ts,
         }
@@ -74,8 +76,8 @@ class View:
         """All named sessions, and the running requests that named none."""
         named = sorted(self._ledger.sessions, key=lambda session: session.number)
         listed = [self.session(session, state) for session in named]
-        unnamed = [slot for slot in (state.slots if state else []) if not slot.session and slot.state != "idle"]
-        return {"sessions": listed + [_ephemeral(slot) for slot in unnamed]}
+        working = [slot for slot in (state.slots if state else []) if slot.state != "idle"]
+        return {"sessions": listed + [self._ephemeral(slot) for slot in working if not self._session_of(slot)]}
 
     def capacity(self, hello: Hello, state: State) -> dict[str, object]:
         """Sequence ids, cells and slots: used and in all."""
@@ -95,15 +97,42 @@ class View:
             "update": state.update,
         }
 
-    def _pool_session(self, session: Session, slot: SlotState | None, hello: Hello | None) -> dict[str, object]:
-        suffix = max(0, slot.n_tokens - slot.n_shared) if slot else 0
-        per_token = hello.kv.bytes_per_token if hello else 0
+    def _by_session(self, state: State | None) -> Mapping[int, list[SlotState]]:
+        """The slots of each session: those that hold its tokens, and those in which further variants of its requests run."""
+        found: defaultdict[int, list[SlotState]] = defaultdict(list)
+        for slot in state.slots if state else []:
+            if slot.n_tokens or slot.state != "idle":
+                found[self._session_of(slot)].append(slot)
+        return found
+
+    def _session_of(self, slot: SlotState) -> int:
+        """The number of the session that a slot works for or keeps tokens of; 0 for none."""
+        book = self._ledger.books.get(slot.req)
+        return slot.session or (book.session if book else None) or 0
+
+    def _ephemeral(self, slot: SlotState) -> dict[str, object]:
+        book = self._ledger.books.get(slot.req)
         return {
-            "session_id": session.session_id,
-            "state": session.state,
-            "suffix_n_tokens": suffix,
-            "marginal_kv_bytes": int(suffix * per_token),
+            "session_id": None,
+            "ephemeral": True,
+            "pool_id": book.pool_id if book else None,
+            "state": "active" if slot.state == "generating" else "warming",
+            "n_streams": 1,
+            "req": slot.req or None,
+            "n_slots": 1,
+            **_slot_facts(slot),
         }
+
+
+def _pool_session(session: Session, slots: Sequence[SlotState], hello: Hello | None) -> dict[str, object]:
+    suffix = sum(max(0, slot.n_tokens - slot.n_shared) for slot in slots)
+    per_token = hello.kv.bytes_per_token if hello else 0
+    return {
+        "session_id": session.session_id,
+        "state": session.state,
+        "suffix_n_tokens": suffix,
+        "marginal_kv_bytes": int(suffix * per_token),
+    }
 
 
 def _own_bytes(pool: Pool, hello: Hello | None) -> int:
@@ -112,8 +141,9 @@ def _own_bytes(pool: Pool, hello: Hello | None) -> int:
     return int((pool.prefix_len - pool.branch_pos) * hello.kv.bytes_per_token)
 
 
-def _by_session(state: State | None) -> Mapping[int, SlotState]:
-    return {slot.session: slot for slot in (state.slots if state else []) if slot.session}
+def _main(slots: Sequence[SlotState]) -> SlotState | None:
+    """The slot to show of several: a working one first, then the one with the most tokens."""
+    return max(slots, key=lambda slot: (slot.session != 0, slot.state != "idle", slot.n_tokens), default=None)
 
 
 def _slot_facts(slot: SlotState | None) -> dict[str, object]:
@@ -123,16 +153,4 @@ def _slot_facts(slot: SlotState | None) -> dict[str, object]:
         "ctx_used": slot.n_tokens if slot else 0,
         "ctx_total": slot.n_ctx if slot else None,
         "n_shared": slot.n_shared if slot else 0,
-    }
-
-
-def _ephemeral(slot: SlotState) -> dict[str, object]:
-    return {
-        "session_id": None,
-        "ephemeral": True,
-        "pool_id": None,
-        "state": "active" if slot.state == "generating" else "warming",
-        "n_streams": 1,
-        "req": slot.req or None,
-        **_slot_facts(slot),
     }

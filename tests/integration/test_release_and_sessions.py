@@ -63,11 +63,11 @@ async def test_sessions_show_what_their_slots_hold(tmp_path: Path) -> None:
         pool = await proxy.pool(prompt=SYSTEM)
         await proxy.call("/completion", {"prompt": SYSTEM + " y", "pool_id": 1, "session_id": "a b/c", "n_predict": 3})
         await proxy.settle()
-        call = await running(proxy)
+        call = await running(proxy, pool_id=1)
         listed = (await proxy.api.get("/polykv/sessions")).json()["sessions"]
-        assert [(s["session_id"], s["ephemeral"], s["state"]) for s in listed] == [
-            ("a b/c", False, "idle"),
-            (None, True, "warming"),
+        assert [(s["session_id"], s["ephemeral"], s["state"], s["pool_id"], s["n_slots"]) for s in listed] == [
+            ("a b/c", False, "idle", 1, 1),
+            (None, True, "warming", 1, 1),
         ]
         one = (await proxy.api.get("/polykv/sessions/a b/c")).json()
         assert (one["pool_id"], one["n_streams"], one["n_turns"], one["resident"]) == (1, 0, 1, True)
@@ -150,7 +150,8 @@ async def test_two_streams_of_one_session_both_run(tmp_path: Path) -> None:
         async with asyncio.timeout(20):
             while sum(slot.state != "idle" for slot in proxy.engine.slots) < 2:
                 await asyncio.sleep(0.005)
-        assert (await proxy.api.get("/polykv/sessions/s")).json()["n_streams"] == 2
+        shown = (await proxy.api.get("/polykv/sessions/s")).json()
+        assert (shown["n_streams"], shown["n_slots"]) == (2, 2)
         proxy.engine.go()
         await asyncio.gather(first, second)
         await proxy.settle()

@@ -1,4 +1,4 @@
-"""F003: unified cache and chunk reuse together: every request ends, references are given back, and the start warns about the pair."""
+"""F003: unified cache and chunk reuse together: every request ends, nothing stays held, and the start warns."""
 
 from __future__ import annotations
 

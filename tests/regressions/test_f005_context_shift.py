@@ -24,7 +24,7 @@ def answer(proxy: Product, session: str) -> Reply:
 
 
 def test_attached_sessions_stop_at_the_limit_and_plain_ones_shift(engine_path: Path, tmp_path: Path) -> None:
-    """A ends with finish reason `length` and no shift is logged; B's and a newcomer's answers are what B's was; then a plain one shifts."""
+    """A ends with finish reason `length`, no shift is logged, answers on the pool stay as they were; a plain request shifts."""
     log = tmp_path / "engine.log"
     args = ["-c", 768, "-np", 2, "--kv-unified-per-slot", 256, "--context-shift", "--cache-ram", 0]
     with product(engine_path, tiny_model("full"), tmp_path, "--engine-log", str(log), args=args) as proxy:

@@ -1,4 +1,4 @@
-"""F007: an attach finds its prefix on a slot that was never used, and hits are counted from what the engine did, not from what was asked."""
+"""F007: an attach finds its prefix on a slot that was never used, and hits are what the engine says."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def ask(proxy: Product, prompt: list[int], **more: object) -> tuple[int, int]:
 
 
 def test_the_pinned_flow_through_attach(engine_path: Path, tmp_path: Path) -> None:
-    """A and B on slot 0 and A on the unused slot 1 leave stock behind; the same by attach shares the whole pool on an unused slot."""
+    """A and B on slot 0, A on the unused slot 1: by attach the whole pool is shared, on an unused slot too."""
     with product(engine_path, tiny_model("full"), tmp_path, args=["-c", 2048, "-np", 2, "-kvu"]) as proxy:
         a, b = [*POOL, 11], [*range(1000, 1100), 12]
         flow = [ask(proxy, a, id_slot=0), ask(proxy, b, id_slot=0), ask(proxy, a, id_slot=1)]
