@@ -78,10 +78,27 @@ def parse(model: type[Body], raw: bytes) -> Body:
         raise ApiError("invalid_request", f"the body is not JSON: {error}") from error
     if not isinstance(fields, dict):
         raise ApiError("invalid_request", "the body must be a JSON object")
+    _check_characters(raw, fields)
     try:
         return model.model_validate(fields)
     except ValidationError as error:
         raise _first(error, model) from error
+
+
+def _check_characters(raw: bytes, fields: dict[str, Any]) -> None:
+    """JSON escapes can spell half a character, which is in no text and which the engine cannot read."""
+    if b"\\ud" not in raw and b"\\uD" not in raw:
+        return
+    for field, value in fields.items():
+        try:
+            json.dumps([field, value], ensure_ascii=False).encode()
+        except RecursionError as error:
+            raise _bad(field, f"{field} is nested too deeply") from error
+        except UnicodeEncodeError as error:
+            half = ascii(error.object[error.start])
+            raise _bad(
+                ascii(field)[1:-1], f"{ascii(field)[1:-1]} holds {half}, an unpaired surrogate, which is no character"
+            ) from error
 
 
 def _first(error: ValidationError, model: type[BaseModel]) -> ApiError:

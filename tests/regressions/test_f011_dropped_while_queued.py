@@ -27,7 +27,7 @@ ASK_B = {"prompt": [*POOL, 1], "n_predict": 5, "pool_id": "p", "session_id": "b"
 
 
 def test_the_running_stream_delivers_everything(engine_path: Path, tmp_path: Path) -> None:
-    """One slot: five queued requests are dropped by close and by reset; A delivers all tokens, a finish reason and the end marker."""
+    """One slot: five queued requests are dropped by close and by reset; A delivers all its tokens, finish reason and end marker."""
     with product(engine_path, tiny_model("full"), tmp_path, args=["-c", 4096, "-np", 1, "--jinja"]) as proxy:
         proxy.pool(tokens=POOL, name="p")
         events: list[str] = []
