@@ -5,9 +5,9 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.fakes.fake_records import EngineFaultError
 
 from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_records import EngineFaultError
 from tests.integration.rig import Rig, rig
 
 SYSTEM = "You are a careful agent with many tools and a long memory"

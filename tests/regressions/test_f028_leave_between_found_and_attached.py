@@ -4,10 +4,10 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from tests.fakes.fake_records import EngineFaultError
 
 from polykv_proxy.ports import Plan, RelayRequest
 from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_records import EngineFaultError
 from tests.integration.rig import Rig, rig
 
 SYSTEM = "You are a careful agent with many tools and a long memory"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -113,6 +114,24 @@ async def test_a_crash_restarts_and_leaves_no_zombie(folder: RunFolder) -> None:
         os.kill(pid, 0)
     await rig.supervisor.stop()
     assert rig.supervisor.status.state is EngineState.STOPPED
+
+
+async def test_a_crash_loop_backs_off(folder: RunFolder) -> None:
+    """F062: each death soon after the last one doubles the wait before the next start, up to a bound."""
+    rig = Rig("ready", folder, idle_s=60)
+    rig.supervisor._wall = lambda: 0.0
+    waits: list[float] = []
+    rig.supervisor.observers.append(lambda status: waits.append(status.retry_ts) if status.retry_ts is not None else None)
+    rig.supervisor.start()
+    for n in range(5):
+        await rig.until(EngineState.READY, restarts=n)
+        pid = rig.supervisor.status.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGABRT)
+        await rig.until(EngineState.FAILED, restarts=n)
+    await rig.until(EngineState.READY, restarts=5)
+    assert waits == [0.05, 0.1, 0.2, 0.2, 0.2]
+    await rig.supervisor.stop()
 
 
 async def test_a_foreign_listener_is_not_taken_for_the_engine(folder: RunFolder) -> None:
