@@ -33,7 +33,7 @@ def floor(engine: Engine) -> float:
     return noise_floor(engine)
 
 
-def whole_only(engine: Engine) -> bool:
+def from_checkpoints(engine: Engine) -> bool:
     return engine.hello()["prefix_sharing"] == "checkpoint"
 
 
@@ -47,11 +47,14 @@ def test_every_prefix_length_is_served_honestly(engine: Engine, floor: float, le
         prompt = [*pool[:p], 1000 + p, 5, 6] if p <= length else [*pool, pool[0]]
         reply = engine.attached(prompt, seq)
         true_prefix = min(p, length)
-        assert reply.n_shared in {0, true_prefix}
         assert (reply.miss is None) == (reply.n_shared > 0)
         assert reply.n_computed + reply.n_cached == len(prompt)
-        if true_prefix == length or (true_prefix > 8 and not whole_only(engine)):
-            assert reply.n_shared == true_prefix or reply.n_cached >= true_prefix
+        if from_checkpoints(engine) and true_prefix < length:
+            assert reply.n_shared <= true_prefix
+            assert reply.n_cached >= (true_prefix // 64 * 64 if true_prefix < length - 1 else true_prefix)
+        else:
+            assert reply.n_shared in {0, true_prefix}
+            assert reply.n_cached >= true_prefix or true_prefix <= 8
         assert_equal(reply, engine.fresh(prompt), floor)
     assert engine.seq_tokens(seq) == pool
     assert before >= (0 if engine.hello()["model"]["recurrent"] else length)
@@ -64,18 +67,50 @@ def test_prompt_equal_to_the_pool(engine: Engine, floor: float) -> None:
     pool = tokens(100, seed=2)
     seq = engine.materialise(pool)
     reply = engine.attached(pool, seq)
-    assert reply.n_shared == (0 if whole_only(engine) else 99)
-    assert reply.n_computed >= 1
+    assert reply.n_shared == 99
+    assert reply.n_computed == 1
     assert_equal(reply, engine.fresh(pool), floor)
     engine.free(seq)
 
 
 def test_explicit_shared_length_only_lowers(engine: Engine) -> None:
-    """`x-polykv-shared` bounds what is taken; where a shorter prefix cannot be had, nothing is."""
+    """`x-polykv-shared` bounds what is taken; memory that cannot be cut back gives what its nearest checkpoint holds."""
     pool = tokens(90, seed=3)
     seq = engine.materialise(pool)
-    reply = engine.attached([*pool, 7, 8], seq, shared=40)
-    assert reply.n_shared == (0 if whole_only(engine) else 40)
+    reply = engine.attached([*pool, 7, 8], seq, shared=70)
+    assert reply.n_shared == (64 if from_checkpoints(engine) else 70)
+    engine.free(seq)
+
+
+def test_fork_at_any_point_equals_a_fresh_prefill(engine: Engine, floor: float) -> None:
+    """Children that branch before, at and after checkpoints, and grandchildren of them, answer as fresh prefills do."""
+    pool = tokens(200, seed=10)
+    root = engine.materialise(pool)
+    for at in (30, 64, 100, 199, 200):
+        branch = [*pool[:at], *tokens(90, seed=20 + at)]
+        name, child = engine.post_seqs({"tokens": branch, "parent_seq": root, "branch_pos": at})
+        assert name == "done"
+        assert child["n_shared"] <= at
+        assert at - child["n_shared"] < (64 if from_checkpoints(engine) else 1)
+        leaf = [*branch[: at + 80], *tokens(20, seed=30 + at)]
+        grand = engine.post_seqs({"tokens": leaf, "parent_seq": child["seq"], "branch_pos": at + 80})[1]
+        for seq, prefix in ((child["seq"], branch), (grand["seq"], leaf)):
+            reply = engine.attached([*prefix, 3, 4], seq)
+            assert reply.n_shared == len(prefix)
+            assert_equal(reply, engine.fresh([*prefix, 3, 4]), floor)
+            engine.free(seq)
+    assert_equal(engine.attached([*pool, 3, 4], root), engine.fresh([*pool, 3, 4]), floor)
+    engine.free(root)
+
+
+def test_second_answer_to_one_prompt_takes_the_pool_again(engine: Engine) -> None:
+    """A session that goes back behind its own cells computes no more than from the nearest checkpoint of its pool."""
+    pool = tokens(150, seed=11)
+    seq = engine.materialise(pool)
+    for ending in ([1, 2, 3], [4, 5, 6], [1, 9, 9]):
+        reply = engine.attached([*pool, *ending], seq, session=6)
+        assert reply.n_computed <= 3 + 1
+    engine.end_session(6)
     engine.free(seq)
 
 

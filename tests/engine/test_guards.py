@@ -261,7 +261,9 @@ class TestReuse:
         """The slots of the further variants do not count as the session's: its next turn goes on in the first one."""
         with Engine(engine_path, tiny_model("full"), ["-c", 2048, "-np", 4, "-t", 1, "-kvu", "--cache-ram", 0]) as engine:
             prompt = tokens(60, 91)
-            reply = engine.http.post("/completion", json=request_body(prompt, 4, n_cmpl=3), headers=engine.attach_headers(session=9))
+            reply = engine.http.post(
+                "/completion", json=request_body(prompt, 4, n_cmpl=3), headers=engine.attach_headers(session=9)
+            )
             assert reply.status_code == 200
             assert [slot["session"] for slot in engine.state()["slots"]].count(9) == 1
             assert engine.completion([*prompt, 1, 2], 2, engine.attach_headers(session=9)).n_computed <= 3

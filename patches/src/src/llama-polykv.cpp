@@ -135,6 +135,14 @@ void llama_polykv_trim_window(llama_context * ctx, llama_seq_id seq_id, llama_po
     }
 }
 
+void llama_polykv_share_base(llama_context * ctx, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos n) {
+    const auto parts = polykv_get_parts(ctx);
+
+    if (parts.base) {
+        parts.base->seq_cp(seq_id_src, seq_id_dst, 0, n);
+    }
+}
+
 bool llama_polykv_verify(const llama_context * ctx, llama_seq_id seq_id, llama_pos n_past) {
     const auto parts = polykv_get_parts(ctx);
 

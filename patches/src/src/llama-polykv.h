@@ -36,5 +36,8 @@ LLAMA_API uint32_t llama_polykv_n_cells(const struct llama_context * ctx, llama_
 // drop the cells of seq_id that no token at a position >= n_past can see. shared window cells that are kept needlessly pin the ring
 LLAMA_API void llama_polykv_trim_window(struct llama_context * ctx, llama_seq_id seq_id, llama_pos n_past);
 
+// share the positions [0, n) of the base cache; window cells and recurrent state stay behind, they come from a checkpoint
+LLAMA_API void llama_polykv_share_base(struct llama_context * ctx, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos n);
+
 // true if the memory holds what a token at position n_past of seq_id attends to, and nothing beyond. a wrong copy would abort the process later
 LLAMA_API bool llama_polykv_verify(const struct llama_context * ctx, llama_seq_id seq_id, llama_pos n_past);

@@ -297,6 +297,7 @@ static server_task make_op_task(server_response_reader & rd, polykv_op && op) {
 static server_task_result_ptr run_op(server_context & ctx_server, polykv_op && op, const std::function<bool()> & should_stop) {
     auto rd = ctx_server.get_response_reader();
     rd.post_task(make_op_task(rd, std::move(op)), true);
+    rd.queue_tasks.wait_until_no_sleep(); // after the post: an engine that has just fallen asleep would leave it lying
     return rd.next(should_stop);
 }
 
@@ -331,6 +332,12 @@ static server_http_res_ptr handle_delete_session(server_context & ctx_server, co
     }
     polykv_op op(polykv_op::END_SESSION);
     op.session = std::stoull(text);
+
+    auto & hub = polykv_get_hub();
+    if (hub.get_phase() == POLYKV_PHASE_SLEEPING) { // it holds no session, and is not woken up to say so
+        hub.end_session(op.session);
+        return make_json({{"cancelled", 0}, {"cells_freed", 0}, {"update", hub.last_update()}});
+    }
     return op_response(run_op(ctx_server, std::move(op), req.should_stop));
 }
 
@@ -510,6 +517,7 @@ static server_http_res_ptr handle_post_seqs(server_context & ctx_server, const s
         hub.pending_add(task.id, body.req, 0, 0);
         stream->rd.post_task(std::move(task));
     }
+    stream->rd.queue_tasks.wait_until_no_sleep(); // as in run_op()
 
     // errors that are known at once are plain HTTP
     server_task_result_ptr first;

@@ -76,8 +76,8 @@ json polykv_hello(const llama_model * model, const std::string & path, const std
         switch (mem.kind) {
             case LLAMA_POLYKV_CLASS_NONE:      why = "this model has no memory that can be shared";                          break;
             case LLAMA_POLYKV_CLASS_ANY:       sharing = "any";        why = "plain attention over a unified cache";         break;
-            case LLAMA_POLYKV_CLASS_WINDOW:    sharing = "checkpoint"; why = "sliding-window attention: only a whole pool";  break;
-            case LLAMA_POLYKV_CLASS_RECURRENT: sharing = "checkpoint"; why = "recurrent or hybrid state: only a whole pool"; break;
+            case LLAMA_POLYKV_CLASS_WINDOW:    sharing = "checkpoint"; why = "sliding-window attention: a whole pool, or up to one of its checkpoints"; break;
+            case LLAMA_POLYKV_CLASS_RECURRENT: sharing = "checkpoint"; why = "recurrent or hybrid state: a whole pool, or up to one of its checkpoints"; break;
         }
     }
 

@@ -132,6 +132,11 @@ void server_context_impl::polykv_on_launch(server_slot & slot) {
     info.session     = slot.task->is_child() ? 0 : slot.task->params.polykv.session; // a child leaves no cells behind
     info.first_token = info.failed = info.filled = info.window_ok = false;
     info.facts.reset();
+    info.checkpoints.clear();
+    info.spacing = {};
+    if (slot.task->params.polykv.prefill_only && polykv_memory.kind != LLAMA_POLYKV_CLASS_ANY) {
+        info.spacing = { slot.task->n_tokens(), polykv_memory.bytes_per_row + (uint64_t) polykv_memory.bytes_per_cell_swa * llama_model_n_swa(model_tgt) };
+    }
     info.totals.n_launched++;
 
     if (polykv_events()) {
@@ -279,7 +284,8 @@ int server_context_impl::polykv_attach(server_slot & slot, int n_past) {
         info.miss = "stale_seq";
         return n_past;
     }
-    if (slot.prompt.share.seq == params.seq && std::min(slot.prompt.share.n, n_past) > 0 && n_past >= std::min(params.n_shared, polykv_n_common(*record.tokens, slot.task->tokens))) {
+    const int n_common = std::min({ params.n_shared, polykv_n_common(*record.tokens, slot.task->tokens), slot.task->n_tokens() - 1 });
+    if (slot.prompt.share.seq == params.seq && slot.prompt.share.n > 0 && n_past > 0 && polykv_n_own(slot, n_past) >= n_common) {
         return n_past; // its own cells already are those of the sequence
     }
     if (!slot.task->params.cache_prompt && !params.prefill_only) {
@@ -302,24 +308,39 @@ int server_context_impl::polykv_attach(server_slot & slot, int n_past) {
         info.miss = n > 0 ? "too_short" : slot.task->tokens[0] == LLAMA_TOKEN_NULL ? "media" : "token_mismatch";
         return n_past;
     }
-    if (std::min(n, n_prompt - 1) <= n_past) {
-        info.miss = "own_cache_longer";
+
+    // memory that cannot be cut back is shared as a whole, or up to a checkpoint of the pool
+    const common_prompt_checkpoint * checkpoint = nullptr;
+    if (polykv_memory.kind != LLAMA_POLYKV_CLASS_ANY && (n != n_pool || n == n_prompt)) {
+        for (const auto & cur : record.checkpoints) {
+            if (cur->n_tokens <= std::min(n, n_prompt - 1)) {
+                checkpoint = cur.get();
+            }
+        }
+        n = checkpoint ? (int) checkpoint->n_tokens : 0;
+    }
+    if (polykv_memory.kind == LLAMA_POLYKV_CLASS_NONE || n == 0) {
+        info.miss = "memory_class";
         return n_past;
     }
-    if (polykv_memory.kind == LLAMA_POLYKV_CLASS_NONE || (polykv_memory.kind != LLAMA_POLYKV_CLASS_ANY && (n != n_pool || n == n_prompt))) {
-        info.miss = "memory_class"; // the state exists at the end of the pool only
+    if (std::min(n, n_prompt - 1) <= polykv_n_own(slot, n_past)) {
+        info.miss = "own_cache_longer";
         return n_past;
     }
 
     slot.prompt_clear();
-    if (n == n_pool) {
+
+    bool ok = true;
+    if (checkpoint) {
+        ok = polykv_restore(slot, params.seq, *checkpoint);
+    } else if (n == n_pool) {
         slot.mem.seq_cp(params.seq.seq, slot.id, -1, -1);
     } else {
         slot.mem.seq_cp(params.seq.seq, slot.id, 0, n);
     }
     llama_polykv_trim_window(ctx_tgt, slot.id, n);
 
-    if (!polykv_verify(slot, n)) {
+    if (!ok || !polykv_verify(slot, n)) {
         SLT_WRN(slot, "attach of %d tokens from %s failed, the prompt is processed in full\n", n, params.seq.str().c_str());
         slot.prompt_clear();
         info.miss = "memory_class";
@@ -328,8 +349,48 @@ int server_context_impl::polykv_attach(server_slot & slot, int n_past) {
 
     slot.prompt.tokens = server_tokens(llama_tokens(record.tokens->begin(), record.tokens->begin() + n), mctx != nullptr);
     slot.prompt.share  = { n, false, params.seq };
-    info.window_ok     = true;
+    if (checkpoint) {
+        slot.prompt.checkpoints.push_back(*checkpoint);
+    }
+    info.window_ok = true;
     return n;
+}
+
+int server_context_impl::polykv_n_own(const server_slot & slot, int n_past) const {
+    if (polykv_memory.kind == LLAMA_POLYKV_CLASS_ANY || polykv_slots[slot.id].window_ok || n_past == 0) {
+        return n_past;
+    }
+
+    // as the stock position check decides, see pre_decode()
+    const llama_pos pos_next = slot.prompt.tokens.pos_next(n_past);
+    const llama_pos pos_min  = std::max(0, pos_next - n_swa - (n_past < slot.task->n_tokens() ? 0 : 1));
+    if (llama_memory_seq_pos_min(llama_get_memory(ctx_tgt), slot.id) < pos_min) {
+        return n_past;
+    }
+    int res = 0;
+    for (const auto & cur : slot.prompt.checkpoints) {
+        if (cur.pos_max <= pos_next - polykv_exact_state() && (cur.pos_min < pos_min || cur.pos_min == 0)) {
+            res = std::min<int>(n_past, cur.n_tokens);
+        }
+    }
+    return res;
+}
+
+// the base cache is shared, the rest comes from the checkpoint and is the slot's own; false: no room for it
+bool server_context_impl::polykv_restore(server_slot & slot, const polykv_seq_id & seq, const common_prompt_checkpoint & checkpoint) {
+    const auto load = [&](llama_context * ctx, const std::vector<uint8_t> & data) {
+        return data.empty() || llama_state_seq_set_data_ext(ctx, data.data(), data.size(), slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) == data.size();
+    };
+
+    llama_polykv_share_base(ctx_tgt, seq.seq, slot.id, checkpoint.n_tokens);
+    if (ctx_dft) {
+        llama_memory_seq_cp(llama_get_memory(ctx_dft), seq.seq, slot.id, 0, checkpoint.n_tokens);
+    }
+    if (!load(ctx_tgt, checkpoint.data_tgt) || (ctx_dft && !load(ctx_dft, checkpoint.data_dft))) {
+        return false;
+    }
+    common_speculative_set_state(spec.get(), slot.id, checkpoint.data_spec);
+    return true;
 }
 
 bool server_context_impl::polykv_verify(const server_slot & slot, int n) const {
@@ -381,6 +442,28 @@ std::shared_ptr<const polykv_facts> server_context_impl::polykv_get_facts(const 
 }
 
 // --- guards ------------------------------------------------------------------------------------------------------------
+
+bool server_context_impl::polykv_is_checkpoint(const server_slot & slot) const {
+    return slot.task->params.polykv.prefill_only && polykv_slots[slot.id].spacing.at(slot.prompt.n_tokens());
+}
+
+// called when all tokens of the slot are decoded
+void server_context_impl::polykv_make_checkpoint(server_slot & slot) {
+    auto & kept = polykv_slots[slot.id].checkpoints;
+    const int n = slot.prompt.n_tokens();
+
+    if (!polykv_is_checkpoint(slot) || (!kept.empty() && kept.back()->n_tokens >= n)) {
+        return;
+    }
+
+    auto cur = std::make_shared<common_prompt_checkpoint>();
+    auto * mem = llama_get_memory(ctx_tgt);
+    cur->update_pos(n, llama_memory_seq_pos_min(mem, slot.id), llama_memory_seq_pos_max(mem, slot.id));
+    cur->update_tgt(ctx_tgt, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    cur->update_dft(ctx_dft, slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    common_speculative_get_state(spec.get(), slot.id, cur->data_spec);
+    kept.push_back(std::move(cur));
+}
 
 int server_context_impl::polykv_exact_state() const {
     return polykv_pools() && polykv_memory.kind == LLAMA_POLYKV_CLASS_RECURRENT;
@@ -491,6 +574,33 @@ void server_context_impl::polykv_reply(int id_task, polykv_error && error, json 
     queue_results.send(std::move(res));
 }
 
+// those of the parent up to where it was shared, then the slot's own
+polykv_checkpoints server_context_impl::polykv_get_checkpoints(const server_slot & slot, int n) const {
+    polykv_checkpoints res;
+    if (polykv_memory.kind == LLAMA_POLYKV_CLASS_ANY) {
+        return res;
+    }
+
+    polykv_seq_record parent;
+    polykv_get_hub().find(slot.prompt.share.seq, parent);
+    for (const auto & cur : parent.checkpoints) {
+        if (cur->n_tokens <= std::min(n, slot.prompt.share.n)) {
+            res.push_back(cur);
+        }
+    }
+    for (const auto & cur : polykv_slots[slot.id].checkpoints) {
+        res.push_back(cur);
+    }
+    if (!slot.task || !slot.task->params.polykv.prefill_only) { // a snapshot: what the stock code kept for the session
+        for (const auto & cur : slot.prompt.checkpoints) {
+            if (cur.n_tokens <= n && (res.empty() || cur.n_tokens > res.back()->n_tokens)) {
+                res.push_back(std::make_shared<const common_prompt_checkpoint>(cur));
+            }
+        }
+    }
+    return res;
+}
+
 // the cells of slot become those of the sequence; false: the reservation is gone
 bool server_context_impl::polykv_fill(const server_slot & slot, const polykv_seq_id & dst, int n) {
     slot.mem.seq_rm(dst.seq, -1, -1);
@@ -519,6 +629,7 @@ bool server_context_impl::polykv_fill(const server_slot & slot, const polykv_seq
     record.tokens  = std::make_shared<const llama_tokens>(std::move(tokens));
     record.lora    = slot.lora;
     record.n_cells = llama_polykv_n_cells(ctx_tgt, dst.seq, nullptr);
+    record.checkpoints = polykv_get_checkpoints(slot, n);
     if (!polykv_get_hub().commit(dst, std::move(record))) {
         slot.mem.seq_rm(dst.seq, -1, -1);
         return false;

@@ -2,6 +2,7 @@
 
 // Law: needs no symbol of common.cpp or of the server, so that tests/cpp can link it alone (with common/json.cpp).
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <random>
@@ -37,6 +38,13 @@ bool polykv_seq_id::parse(const std::string & text, polykv_seq_id & out) {
     out.seq = std::stoi(text.substr(0, dot));
     out.gen = std::stoull(text.substr(dot + 1));
     return true;
+}
+
+// at most 8 states and 256 MiB a pool, and none closer than 64 tokens
+polykv_spacing::polykv_spacing(int32_t n_tokens, uint64_t state_bytes) : n_tokens(n_tokens) {
+    const uint64_t n_fit = (256ull << 20) / std::max<uint64_t>(1, state_bytes);
+    const int32_t  n_max = (int32_t) std::clamp<uint64_t>(n_fit, 1, 8);
+    step = std::max(64, (n_tokens + n_max - 1) / n_max);
 }
 
 json polykv_error::to_json() const {
@@ -165,7 +173,6 @@ void polykv_hub::boot(int32_t first, int32_t n_seqs, json && info) {
     first_seq = first;
     phase     = POLYKV_PHASE_READY;
     seqs.assign(n_seqs, {});
-    ended.clear();
 
     emit_locked("resync", {{"boot_id", id_boot}, {"update", n_updates}});
 }
@@ -181,6 +188,11 @@ void polykv_hub::set_phase(polykv_phase new_phase) {
         state.n_cells_used = 0;
         state.update       = ++n_updates;
     }
+}
+
+polykv_phase polykv_hub::get_phase() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    return phase;
 }
 
 uint64_t polykv_hub::publish(polykv_state && next) {
@@ -229,7 +241,11 @@ json polykv_hub::state_json() const {
     json arr_seqs = json::array();
     for (const auto & seq : seqs) {
         if (seq.ready) {
-            arr_seqs.push_back({{"seq", seq.id.str()}, {"n_tokens", seq.tokens->size()}, {"cells", seq.n_cells}});
+            size_t n_bytes = 0;
+            for (const auto & checkpoint : seq.checkpoints) {
+                n_bytes += checkpoint->data_tgt.size() + checkpoint->data_dft.size() + checkpoint->data_spec.size();
+            }
+            arr_seqs.push_back({{"seq", seq.id.str()}, {"n_tokens", seq.tokens->size()}, {"cells", seq.n_cells}, {"checkpoint_bytes", n_bytes}});
         }
     }
 

@@ -75,6 +75,9 @@ struct polykv_facts {
     std::shared_ptr<const common_json> echo;
 };
 
+// states of memory that cannot be cut back (window, recurrent), by number of tokens, ascending
+using polykv_checkpoints = std::vector<std::shared_ptr<const common_prompt_checkpoint>>;
+
 struct polykv_seq_record {
     polykv_seq_id id;
     bool          ready = false; // false: reserved, being materialised
@@ -82,6 +85,18 @@ struct polykv_seq_record {
     std::shared_ptr<const llama_tokens>   tokens;
     std::vector<common_adapter_lora_info> lora;
     uint32_t                              n_cells = 0;
+    polykv_checkpoints                    checkpoints;
+};
+
+// the positions at which a materialisation of n_tokens keeps a state: evenly spaced, and one token before the end
+struct polykv_spacing {
+    int32_t n_tokens = 0;
+    int32_t step     = 0; // 0: none
+
+    polykv_spacing() = default;
+    polykv_spacing(int32_t n_tokens, uint64_t state_bytes);
+
+    bool at(int32_t n) const { return step > 0 && n > 0 && n < n_tokens && (n % step == 0 || n == n_tokens - 1); }
 };
 
 struct polykv_slot_totals {
@@ -129,13 +144,14 @@ struct polykv_hub {
     void pending_take(int id_task); // it was launched
     void pending_drop(int id_task); // emits "dropped" if it was pending
 
-    // sessions that were ended; numbers are never re-used by the caller
+    // sessions that were ended, in any boot; numbers are never re-used by the caller
     void end_session(uint64_t session);
     bool session_ended(uint64_t session) const;
 
     // a new context: every sequence and session of the old one is gone
     void boot(int32_t first_seq, int32_t n_seqs, common_json && hello);
     void set_phase(polykv_phase phase);
+    polykv_phase get_phase() const;
 
     // state, returns its number
     uint64_t publish(polykv_state && state);
