@@ -1,21 +1,23 @@
-"""`/polykv/pools`: create, list, show, release.
+"""`/polykv/pools`: create, fork, list, show, release.
 
 Law: parse, call the runtime, render; no decision is made here.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from polykv_proxy.api.context import ApiContext, read_body
 from polykv_proxy.api.waiting import as_events, first_step, outcome, outcome_for
-from polykv_proxy.api.wire import CreatePool, parse
+from polykv_proxy.api.wire import CreatePool, ForkPool, parse
 from polykv_proxy.core.pools import Pool, is_pool_number
 from polykv_proxy.errors import ApiError
 from polykv_proxy.runtime.idempotency import Ticket
 from polykv_proxy.runtime.journal import Reply
-from polykv_proxy.runtime.pools import PoolFlight
+from polykv_proxy.runtime.orders import PoolFlight, PoolSpec
 
 CLIENT_LEFT = 499
 _MAX_KEY = 255
@@ -29,8 +31,15 @@ def pool_routes(context: ApiContext) -> APIRouter:
     @router.post("/polykv/pools")
     async def create_pool(request: Request) -> Response:
         body = await read_body(context, request)
+        return await make(request, body, parse(CreatePool, body).spec())
+
+    @router.post("/polykv/pools/{key}/fork")
+    async def fork_pool(request: Request, key: str) -> Response:
+        body = await read_body(context, request)
+        return await make(request, body, replace(parse(ForkPool, body).spec(), parent=_find(context, key).pool_id))
+
+    async def make(request: Request, body: bytes, spec: PoolSpec) -> Response:
         wait, stream = _flag(request, "wait", default=True), _flag(request, "stream", default=False)
-        spec = parse(CreatePool, body).spec()
         ticket = _ticket(request, body)
         if ticket is not None and (reply := runtime.pools.desk.replay(ticket, runtime.hub.clock.wall())) is not None:
             return _replayed(reply)
@@ -51,7 +60,7 @@ def pool_routes(context: ApiContext) -> APIRouter:
     @router.delete("/polykv/pools/{key}")
     async def release_pool(key: str) -> Response:
         pool = _find(context, key)
-        n_running, detached = await runtime.pools.release(pool.pool_id)
+        n_running, detached = await runtime.lifetimes.release(pool.pool_id)
         facts = {"pool_id": pool.pool_id, "name": pool.name, "detached_sessions": list(detached)}
         if n_running:
             return JSONResponse({**facts, "residency": "releasing", "n_running": n_running}, status_code=202)

@@ -14,7 +14,7 @@ from fastapi import Request
 
 from polykv_proxy.errors import ApiError, PolykvError, error_object
 from polykv_proxy.runtime.answers import api_error
-from polykv_proxy.runtime.pools import Made, PoolFlight, Step
+from polykv_proxy.runtime.orders import Made, PoolFlight, Step
 
 
 async def outcome(flight: PoolFlight) -> Made:

@@ -6,6 +6,7 @@ Law: an unknown field is an error that names it; so is a wrong type. What comes 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
@@ -14,7 +15,7 @@ from polykv_proxy.core.pools import NAME_RULE, valid_name
 from polykv_proxy.core.prefix import INT32_MAX, as_tokens
 from polykv_proxy.core.sessions import MAX_ID, valid_session_id
 from polykv_proxy.errors import ApiError
-from polykv_proxy.runtime.pools import PoolSpec
+from polykv_proxy.runtime.orders import PoolSpec
 from polykv_proxy.runtime.prefixes import Conversation
 
 TokenId = Annotated[StrictInt, Field(ge=0, le=INT32_MAX)]
@@ -68,6 +69,20 @@ class CreatePool(BaseModel):
             return None
         extra = {"tools": self.tools, "chat_template_kwargs": self.chat_template_kwargs}
         return Conversation(self.messages, {key: value for key, value in extra.items() if value is not None})
+
+
+class ForkPool(CreatePool):
+    """`POST /polykv/pools/{id}/fork`: the full prefix of the child, and where it leaves its parent."""
+
+    branch_pos: StrictInt | None = None
+
+    def spec(self) -> PoolSpec:
+        """What it asks for. ApiError 400."""
+        if self.branch_pos is not None and self.branch_pos < 1:
+            raise _bad(
+                "branch_pos", "branch_pos is the number of tokens taken from the parent, at least 1; leave it out to take all"
+            )
+        return replace(super().spec(), branch_pos=self.branch_pos)
 
 
 def parse(model: type[Body], raw: bytes) -> Body:

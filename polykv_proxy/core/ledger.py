@@ -23,11 +23,13 @@ OVERDUE_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Where a pool's KV was when it was last seen: a sequence of one boot of the engine."""
+    """Where a pool's KV was when it was last seen: a sequence of one boot, its first `n_shared` tokens in cells of `base`."""
 
     boot_id: str
     seq: SeqRef
     cells: int
+    base: SeqRef | None = None
+    n_shared: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,8 @@ class Ledger:
         self.sessions = SessionLedger(first_number)
         self.books = Books()
         self.facts: EngineFacts | None = None
+        self.lineage: dict[SeqRef, tuple[SeqRef | None, int]] = {}
+        """Of each sequence of this boot, living or gone: whose cells its first tokens are, and how many."""
         self._placements: dict[int, Placement] = {}
         self._undecided: set[int] = set()
         self._next_req = first_number
@@ -92,12 +96,13 @@ class Ledger:
                 self._displace(pool, reason)
 
     def _forget_boot(self, boot_id: str) -> list[Command]:
+        self.lineage.clear()
         for book in self.books:
             self.books.close(book.req)
         for session in self.sessions:
             self.sessions.end(session.session_id)
         commands: list[Command] = []
-        for pool in list(self.tree):
+        for pool in reversed(list(self.tree)):
             placement = self._placements.get(pool.pool_id)
             if pool.residency is Residency.RELEASING:
                 commands += self._remove(pool)
@@ -122,7 +127,7 @@ class Ledger:
         placement = self._placements.get(pool.pool_id)
         held = placement is not None and placement.boot_id == facts.boot_id and placement.seq in snapshot.seqs
         if pool.residency is Residency.LOST and held and placement is not None:
-            self.tree.put(pool.placed(placement.seq, placement.cells))
+            self._put_placed(pool, placement)
         elif pool.residency is Residency.RESIDENT and not held:
             self.tree.put(pool.displaced(Residency.LOST, "the engine no longer holds it"))
         return []
@@ -185,22 +190,26 @@ class Ledger:
         if pool is not None and pool.residency is Residency.MATERIALIZING:
             self._displace(pool, reason)
 
-    def place(self, pool_id: int, seq: SeqRef, cells: int, boot_id: str, tokens: Tokens | None = None) -> list[Command]:
-        """A pool's KV now lies in `seq` of that boot; `tokens` where they are known only now (snapshots).
+    def place(self, pool_id: int, at: Placement, tokens: Tokens | None = None) -> list[Command]:
+        """A pool's KV now lies there; `tokens` where they are known only now (snapshots).
 
         A pool that was released meanwhile gives the sequence back; one whose boot is over is lost.
         """
         pool = self.tree.get(pool_id)
         if pool is None or pool.residency is not Residency.MATERIALIZING:
-            return [FreeSeq(seq, boot_id)]
+            return [FreeSeq(at.seq, at.boot_id)]
         if tokens is not None:
             pool = with_tokens(pool, tokens)
-        if self.facts is None or self.facts.boot_id != boot_id:
+        if self.facts is None or self.facts.boot_id != at.boot_id:
             self.tree.put(pool.displaced(Residency.LOST, "the engine started anew"))
             return []
-        self.tree.put(pool.placed(seq, cells))
-        self._placements[pool_id] = Placement(boot_id, seq, cells)
+        self._put_placed(pool, at)
+        self._placements[pool_id] = at
         return [SavePool(pool_id)]
+
+    def _put_placed(self, pool: Pool, at: Placement) -> None:
+        self.tree.put(pool.placed(at.seq, at.cells, at.base, at.n_shared))
+        self.lineage[at.seq] = (at.base, at.n_shared if at.base else 0)
 
     def placement(self, pool_id: int) -> Placement | None:
         """Where the pool's KV was last seen."""
@@ -251,6 +260,13 @@ class Ledger:
         placement = self._placements.pop(pool.pool_id, None)
         self.tree.remove(pool.pool_id)
         return [FreeSeq(placement.seq, placement.boot_id)] if placement is not None else []
+
+    def lose(self, pool_id: int, reason: str) -> None:
+        """The engine does not hold a resident pool's sequence any more."""
+        pool = self.tree.get(pool_id)
+        if pool is not None and pool.residency is Residency.RESIDENT:
+            self._placements.pop(pool_id, None)
+            self._displace(pool, reason)
 
     def _displace(self, pool: Pool, reason: str) -> None:
         self.tree.put(pool.displaced(Residency.LOST, reason))

@@ -54,6 +54,14 @@ class SeqRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Pin:
+    """Why a pool stays resident when nobody uses it. `until_ts` is the end of the lease in Unix seconds, None without one."""
+
+    owner: str | None
+    until_ts: float | None
+
+
+@dataclass(frozen=True, slots=True)
 class PoolCounts:
     """What the engine reported about requests that named the pool."""
 
@@ -67,7 +75,8 @@ class Pool:
     """A shared prefix `[0, L)`: names, tokens, and where its KV is.
 
     `seq` is set exactly while there is KV (resident, and releasing from there). `reason` says why a pool is lost or failed. The
-    parent holds `[0, branch_pos)`; a root has no parent and branches at 0. Times are Unix seconds.
+    parent holds `[0, branch_pos)`; a root has no parent and branches at 0. Of the KV `[0, n_shared)` are cells of `base`, the rest
+    are its own. `detached_ts`: when the last user of it or of anything below left. Times are Unix seconds.
     """
 
     pool_id: int
@@ -84,6 +93,10 @@ class Pool:
     ttl_s: float | None = None
     seq: SeqRef | None = None
     cells: int = 0
+    base: SeqRef | None = None
+    n_shared: int = 0
+    pin: Pin | None = None
+    detached_ts: float | None = None
     reason: str | None = None
     counts: PoolCounts = field(default_factory=PoolCounts)
 
@@ -97,13 +110,15 @@ class Pool:
         """The tokens `[branch_pos, L)` that the parent does not have."""
         return self.tokens[self.branch_pos :]
 
-    def placed(self, seq: SeqRef, cells: int) -> Pool:
-        """This pool with KV in the engine."""
-        return replace(self, residency=Residency.RESIDENT, seq=seq, cells=cells, reason=None)
+    def placed(self, seq: SeqRef, cells: int, base: SeqRef | None = None, n_shared: int = 0) -> Pool:
+        """This pool with KV in the engine, the first `n_shared` tokens in cells of `base`."""
+        return replace(
+            self, residency=Residency.RESIDENT, seq=seq, cells=cells, base=base, n_shared=n_shared if base else 0, reason=None
+        )
 
     def displaced(self, residency: Residency, reason: str) -> Pool:
         """This pool without KV in the engine."""
-        return replace(self, residency=residency, seq=None, cells=0, reason=reason)
+        return replace(self, residency=residency, seq=None, cells=0, base=None, n_shared=0, reason=reason)
 
 
 def valid_name(name: str) -> bool:
@@ -122,6 +137,7 @@ class PoolTree:
     def __init__(self, next_id: int = 1) -> None:
         self._pools: dict[int, Pool] = {}
         self._names: dict[str, int] = {}
+        self._children: dict[int, set[int]] = {}
         self._index = PrefixIndex()
         self._next_id = next_id
 
@@ -158,7 +174,25 @@ class PoolTree:
 
     def children(self, pool_id: int) -> list[int]:
         """Ids of the pools branched from this one, ascending."""
-        return sorted(pool.pool_id for pool in self._pools.values() if pool.parent == pool_id)
+        return sorted(self._children.get(pool_id, ()))
+
+    def subtree(self, pool_id: int) -> list[Pool]:
+        """The pool and all below it, parents before their children, siblings by id."""
+        found: list[Pool] = []
+        open_ids = [pool_id]
+        while open_ids:
+            found.append(self._pools[open_ids.pop()])
+            open_ids += reversed(self.children(found[-1].pool_id))
+        return found
+
+    def ancestors(self, pool_id: int) -> list[Pool]:
+        """Its parent, the parent of that, and so on to the root."""
+        found: list[Pool] = []
+        parent = self._pools[pool_id].parent
+        while parent is not None:
+            found.append(self._pools[parent])
+            parent = self._pools[parent].parent
+        return found
 
     def depth(self) -> int:
         """Longest chain of parents, in pools; 0 without pools."""
@@ -172,7 +206,10 @@ class PoolTree:
         before = self._pools.get(pool.pool_id)
         assert pool.name is None or self._names.get(pool.name, pool.pool_id) == pool.pool_id, "two pools of one name"
         assert pool.parent is None or pool.parent in self._pools, "a parent outlives its children"
+        assert before is None or before.parent == pool.parent, "a pool never moves"
         self._pools[pool.pool_id] = pool
+        if pool.parent is not None:
+            self._children.setdefault(pool.parent, set()).add(pool.pool_id)
         self._next_id = max(self._next_id, pool.pool_id + 1)
         if pool.name is not None:
             self._names[pool.name] = pool.pool_id
@@ -186,6 +223,9 @@ class PoolTree:
         if pool is None:
             return
         self._index.discard(pool_id)
+        self._children.pop(pool_id, None)
+        if pool.parent is not None:
+            self._children[pool.parent].discard(pool_id)
         if pool.name is not None:
             del self._names[pool.name]
 

@@ -102,6 +102,11 @@ class EngineClient:
         response = await self._call("POST", target, content=body, headers=sent, timeout=DRY_TIMEOUT)
         return split_counted(response.content)
 
+    async def detokenize(self, tokens: Tokens) -> str:
+        """The text of token ids, by the engine's own vocabulary."""
+        response = await self._call("POST", f"{self.api_prefix}/detokenize", json={"tokens": tokens.tolist()})
+        return _parse(wire.Text, response.content).content
+
     async def make_seq(self, body: Mapping[str, object]) -> AsyncGenerator[MakeStep, None]:
         """Materialise or snapshot: progress, then exactly one `Made`. Closing the iterator cancels it in the engine."""
         made = False

@@ -222,6 +222,12 @@ class SessionEnded(_Wire):
     update: int = 0
 
 
+class Text(_Wire):
+    """`POST /detokenize`, the engine's own route."""
+
+    content: str
+
+
 class BootNotice(_Wire):
     """Data of `hello` and `resync` events."""
 

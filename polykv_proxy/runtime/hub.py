@@ -21,6 +21,9 @@ from polykv_proxy.runtime.journal import Journal
 
 log = logging.getLogger("polykv.runtime")
 
+SUSPICION_S = 30.0
+"""How long after a call that failed or was cancelled a sequence of nobody may still appear in the engine."""
+
 
 class Hub:
     """Shared state of one runtime. `absent` says why this engine has no pools; `hello` is what it said last."""
@@ -33,6 +36,7 @@ class Hub:
         self.hello: Hello | None = None
         self.linked = False
         self.absent: str | None = None
+        self.suspect_until = 0.0
         self._queue: asyncio.Queue[Command] = asyncio.Queue()
         self._tasks: set[asyncio.Future[Any]] = set()
         self.on_expire: Callable[[int], Awaitable[None]] | None = None
@@ -59,6 +63,10 @@ class Hub:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("background work failed: %s", error, exc_info=error)
+
+    def suspect(self) -> None:
+        """The engine may hold a sequence that no pool has: sweeps look for it for a while."""
+        self.suspect_until = self.clock.wall() + SUSPICION_S
 
     def post(self, commands: Iterable[Command]) -> None:
         """Run commands soon, in order."""
@@ -114,3 +122,4 @@ class Hub:
                 await self.on_expire(command.pool_id)
         except EngineError as error:
             log.warning("%s: %s", command, error)
+            self.suspect()

@@ -30,14 +30,15 @@ IDEMPOTENCY_TTL_S = 24 * 3600.0
 
 _SAVE = """
     INSERT INTO pools (pool_id, name, parent, branch_pos, own_tokens, prefix_hash, fingerprint, source, ttl_s, created_ts,
-                       last_access_ts, boot_id, seq, cells)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                       last_access_ts, boot_id, seq, cells, base, n_shared)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (pool_id) DO UPDATE SET last_access_ts = excluded.last_access_ts, ttl_s = excluded.ttl_s,
-                       boot_id = excluded.boot_id, seq = excluded.seq, cells = excluded.cells
+                       boot_id = excluded.boot_id, seq = excluded.seq, cells = excluded.cells, base = excluded.base,
+                       n_shared = excluded.n_shared
 """
 _LOAD = """
     SELECT pool_id, name, parent, branch_pos, own_tokens, prefix_hash, fingerprint, source, ttl_s, created_ts, last_access_ts,
-           boot_id, seq, cells FROM pools ORDER BY pool_id
+           boot_id, seq, cells, base, n_shared FROM pools ORDER BY pool_id
 """
 
 
@@ -196,11 +197,13 @@ def _row(pool: Pool, placement: Placement | None) -> tuple[object, ...]:
         placement.boot_id if placement else None,
         str(placement.seq) if placement else None,
         placement.cells if placement else 0,
+        str(placement.base) if placement and placement.base else None,
+        placement.n_shared if placement else 0,
     )
 
 
 def _pool(row: tuple[object, ...], prefixes: dict[int, Tokens]) -> tuple[Pool, Placement | None]:
-    pool_id, name, parent, branch_pos, own, prefix_hash, fingerprint, source, ttl_s, created, used, boot_id, seq, cells = row
+    pool_id, name, parent, branch_pos, own, prefix_hash, fingerprint, source, ttl_s, created, used, *placed = row
     assert isinstance(pool_id, int)
     assert isinstance(own, bytes)
     assert isinstance(branch_pos, int)
@@ -226,6 +229,11 @@ def _pool(row: tuple[object, ...], prefixes: dict[int, Tokens]) -> tuple[Pool, P
         source=str(source),
         ttl_s=None if ttl_s is None else float(str(ttl_s)),
     )
+    return pool, _placement(*placed)
+
+
+def _placement(boot_id: object, seq: object, cells: object, base: object, n_shared: object) -> Placement | None:
     if seq is None or boot_id is None:
-        return pool, None
-    return pool, Placement(str(boot_id), SeqRef.parse(str(seq)), int(str(cells)))
+        return None
+    shares = None if base is None else SeqRef.parse(str(base))
+    return Placement(str(boot_id), SeqRef.parse(str(seq)), int(str(cells)), shares, int(str(n_shared)))

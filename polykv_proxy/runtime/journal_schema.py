@@ -34,6 +34,10 @@ STEPS = (
         created_ts REAL NOT NULL
     ) STRICT;
     """,
+    """
+    ALTER TABLE pools ADD COLUMN base TEXT;
+    ALTER TABLE pools ADD COLUMN n_shared INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 

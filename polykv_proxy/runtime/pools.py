@@ -1,4 +1,4 @@
-"""Pools as callers see them: create, rebuild, release.
+"""Pools as callers see them: create, fork, rebuild.
 
 Law: a pool is known to nobody before the engine says `done`, except as `materializing` under an id that is never used again. What
 the journal could not take did not happen. One flight per pool: whoever needs it waits for the same work.
@@ -11,77 +11,40 @@ import contextlib
 import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from polykv_proxy.core.ledger import MODEL_CHANGED
-from polykv_proxy.core.pools import Pool, PoolTree, Residency, SeqRef
+from polykv_proxy.core.branch import branch_position
+from polykv_proxy.core.ledger import MODEL_CHANGED, Placement
+from polykv_proxy.core.pools import REBUILDABLE, Pool, PoolTree, Residency, SeqRef
 from polykv_proxy.core.prefix import Tokens, as_tokens, hash_prefix
 from polykv_proxy.engine import wire
-from polykv_proxy.errors import ApiError, EngineError, EngineUnavailableError, JournalError
+from polykv_proxy.errors import ApiError, EngineError, EngineRefusedError, EngineUnavailableError, JournalError
 from polykv_proxy.runtime.answers import api_error
 from polykv_proxy.runtime.flight import Flight
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.idempotency import IdempotencyDesk, Ticket
 from polykv_proxy.runtime.journal import Reply
-from polykv_proxy.runtime.prefixes import Conversation, check_tokens, prefix_of_messages, prefix_of_prompt
+from polykv_proxy.runtime.maker import Maker
+from polykv_proxy.runtime.orders import Made, PoolFlight, PoolSpec, Step
+from polykv_proxy.runtime.prefixes import check_tokens, prefix_of_messages, prefix_of_prompt
+from polykv_proxy.runtime.texts import with_texts
 
 log = logging.getLogger("polykv.pools")
 
-SUSPICION_S = 30.0
-"""How long after a cancelled materialisation its sequence may still appear in the engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class PoolSpec:
-    """What a caller asked for: exactly one of tokens, prompt, conversation, from_session."""
-
-    tokens: Tokens | None = None
-    prompt: str | None = None
-    conversation: Conversation | None = None
-    from_session: str | None = None
-    n_tokens: int | None = None
-    name: str | None = None
-    ttl_s: float | None = None
-
-    @property
-    def source(self) -> str:
-        """The field that gave the prefix."""
-        if self.from_session is not None:
-            return "from_session"
-        if self.conversation is not None:
-            return "messages"
-        return "prompt" if self.prompt is not None else "tokens"
-
-
-@dataclass(frozen=True, slots=True)
-class Step:
-    """How far a pool is."""
-
-    pool_id: int
-    progress: wire.Progress | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Made:
-    """A pool that is there: 201 when it was made, 200 when one of that name and prefix was there before. `reply` is JSON."""
-
-    pool_id: int
-    status: int
-    reply: str
-
-
-PoolFlight = Flight[Made, Step]
+NO_ROOM = frozenset({"no_seq_ids", "too_long"})
+"""The engine's words for: no sequence id, or no cells, left."""
 
 
 class PoolService:
-    """Makes, rebuilds and releases pools. `show` renders a pool for a reply."""
+    """Makes and rebuilds pools. `show` renders a pool for a reply."""
 
     def __init__(self, hub: Hub, show: Callable[[Pool], Mapping[str, object]], replies: tuple[Reply, ...] = ()) -> None:
         self._hub = hub
         self._show = show
         self._flights: dict[int, PoolFlight] = {}
-        self._suspect_until = 0.0
+        self.maker = Maker(hub)
+        self.on_unwanted: Callable[[int], Coroutine[Any, Any, object]]
         self.desk: IdempotencyDesk[Made, Step] = IdempotencyDesk(replies)
 
     @property
@@ -118,6 +81,7 @@ class PoolService:
             raise ApiError("pools_unsupported", f"this engine cannot hold pools: {why}")
         try:
             tokens = await self._resolve(spec, hello)
+            spec = await self._branched(spec, tokens)
             existing = self._existing(spec.name, tokens)
             if existing is not None:
                 return await self._again(existing, ticket)
@@ -145,7 +109,8 @@ class PoolService:
             return None
         if pool.residency is Residency.RELEASING:
             raise ApiError("pool_releasing", f"pool {name!r} is being released; try again when it is gone", param="name")
-        if pool.residency is Residency.FAILED and pool.reason != MODEL_CHANGED and not self._hub.ledger.books.of_pool(pool.pool_id):
+        unused = not self._hub.ledger.books.of_pool(pool.pool_id) and not self._tree.children(pool.pool_id)
+        if pool.residency is Residency.FAILED and pool.reason != MODEL_CHANGED and unused:
             self._tree.remove(pool.pool_id)
             return None
         if pool.residency is not Residency.FAILED and pool.tokens.size == tokens.size and bool((pool.tokens == tokens).all()):
@@ -156,6 +121,35 @@ class PoolService:
             param="name",
             extra={"pool_id": pool.pool_id, "prefix_hash": pool.hashed.hex},
         )
+
+    async def _branched(self, spec: PoolSpec, tokens: Tokens | None) -> PoolSpec:
+        """The spec with the position at which it leaves its parent. Nothing is awaited after the parent was looked at."""
+        if spec.parent is None:
+            return spec
+        parent = await self._forkable(spec.parent)
+        if tokens is None:
+            return spec
+        return replace(spec, branch_pos=await self._branch(parent, tokens, spec.branch_pos))
+
+    async def _forkable(self, pool_id: int) -> Pool:
+        """A pool whose tokens are settled. ApiError when it cannot be a parent."""
+        while (flight := self.flight(pool_id)) is not None:
+            with flight.held():
+                await flight.ended()
+        parent = self.find(pool_id)
+        if parent.residency is Residency.RELEASING:
+            raise ApiError("pool_releasing", f"pool {pool_id} is being released and cannot be forked", param="pool_id")
+        if parent.residency in {Residency.FAILED, Residency.QUARANTINED}:
+            raise ApiError(
+                "conflict", f"pool {pool_id} is {parent.residency} ({parent.reason}) and cannot be forked", param="pool_id"
+            )
+        return parent
+
+    async def _branch(self, parent: Pool, tokens: Tokens, wanted: int | None) -> int:
+        try:
+            return branch_position(parent, tokens, wanted)
+        except ApiError as error:
+            raise await with_texts(self._hub.client, error, parent=parent.tokens, prefix=tokens) from error
 
     async def _again(self, pool: Pool, ticket: Ticket | None) -> Made:
         if pool.residency is not Residency.RESIDENT:
@@ -178,6 +172,8 @@ class PoolService:
             created_ts=now,
             last_access_ts=now,
             name=spec.name if tokens is not None else None,
+            parent=spec.parent,
+            branch_pos=spec.branch_pos or 0 if tokens is not None else 0,
             source=spec.source,
             ttl_s=spec.ttl_s,
         )
@@ -191,9 +187,11 @@ class PoolService:
         try:
             await self._hub.journal.reserve_pool_id(pool_id)
             flight.report(Step(pool_id))
-            boot_id = self._hub.boot_id
-            made = await self._materialise(self._request(pool, spec), pool_id, flight)
-            return await self._uncancelled(self._land(pool_id, made, boot_id, spec, ticket))
+            if spec.from_session is None:
+                made, at = await self._materialise(pool, flight)
+            else:
+                made, at = await self._snapshot(pool_id, spec, flight)
+            return await self._uncancelled(self._land(pool_id, made, at, spec, ticket))
         except (ApiError, EngineError, JournalError) as error:
             reason = str(error) if flight.kept_open else None
             raise
@@ -203,50 +201,73 @@ class PoolService:
             if after is not None and after.residency is Residency.MATERIALIZING:
                 self._hub.ledger.discard(pool_id, reason)
 
-    def _request(self, pool: Pool, spec: PoolSpec) -> dict[str, object]:
-        if spec.from_session is None:
-            return self._materialisation(pool)
+    async def _snapshot(self, pool_id: int, spec: PoolSpec, flight: PoolFlight) -> tuple[wire.Made, Placement]:
+        assert spec.from_session is not None
         session = self._hub.ledger.sessions.get(spec.from_session)
         if session is None:
             raise ApiError("session_not_found", f"there is no session {spec.from_session!r}", param="from_session")
         body: dict[str, object] = {"session": session.number}
-        return {**body, "n_tokens": spec.n_tokens} if spec.n_tokens is not None else body
+        if spec.n_tokens is not None:
+            body["n_tokens"] = spec.n_tokens
+        boot_id = self._hub.boot_id
+        base, n_shared = await self.maker.session_base(session.number)
+        made = await self.maker.make(body, lambda step: flight.report(Step(pool_id, step)))
+        return made, Placement(boot_id, made.ref, made.cells, base, min(n_shared, made.n_tokens))
 
-    async def _materialise(self, body: Mapping[str, object], pool_id: int, flight: PoolFlight) -> wire.Made:
-        stream = self._hub.client.make_seq(body)
+    async def _materialise(self, pool: Pool, flight: PoolFlight) -> tuple[wire.Made, Placement]:
+        """Prefill a pool's own tokens onto its parent's. A parent that is lost meanwhile is brought back, once."""
         try:
-            async with contextlib.aclosing(stream):
-                async for step in stream:
-                    if isinstance(step, wire.Made):
-                        return step
-                    flight.report(Step(pool_id, step))
-        except (asyncio.CancelledError, EngineError):
-            self._suspect_until = self._hub.clock.wall() + SUSPICION_S
-            raise
-        raise EngineError("the engine ended a materialisation without a result")
+            return await self._prefill(pool, await self._bring_parent(pool), flight)
+        except EngineRefusedError as error:
+            parent = self._tree.get(pool.parent) if pool.parent is not None else None
+            if error.kind != "stale_seq" or parent is None:
+                raise
+            self._hub.ledger.lose(parent.pool_id, "the engine no longer holds its sequence")
+        return await self._prefill(pool, await self._bring_parent(pool), flight)
+
+    async def _prefill(self, pool: Pool, parent: SeqRef | None, flight: PoolFlight) -> tuple[wire.Made, Placement]:
+        body: dict[str, object] = {"tokens": pool.tokens.tolist()}
+        if parent is not None:
+            body |= {"parent_seq": str(parent), "branch_pos": pool.branch_pos}
+        boot_id = self._hub.boot_id
+        made = await self.maker.make(body, lambda step: flight.report(Step(pool.pool_id, step)))
+        return made, Placement(boot_id, made.ref, made.cells, parent, made.n_shared)
+
+    async def _bring_parent(self, pool: Pool) -> SeqRef | None:
+        """The sequence to build on, its pool rebuilt when it has none; None to build on nothing, where the engine has no room."""
+        parent = self._tree.get(pool.parent) if pool.parent is not None else None
+        if parent is not None and (parent.residency in REBUILDABLE or parent.residency is Residency.MATERIALIZING):
+            try:
+                await (self.flight(parent.pool_id) or self.rebuild(parent.pool_id)).wait()
+            except ApiError as error:
+                if error.code not in {"pool_seqs_exhausted", "cannot_fit"}:
+                    raise
+                log.info("pool %d is made without its parent %d: %s", pool.pool_id, parent.pool_id, error)
+            parent = self._tree.get(parent.pool_id)
+        return parent.seq if parent is not None else None
 
     async def sweep(self) -> None:
-        """Give back what a cancelled materialisation may have made unheard: its `done` can cross our leaving."""
+        """Give back what a cancelled or failed call may have left: its `done` can cross our leaving."""
         hub = self._hub
-        if hub.clock.wall() >= self._suspect_until or not hub.linked or self._flights:
+        if hub.clock.wall() >= hub.suspect_until or not hub.linked or self._flights:
             return
         state = await hub.client.state()
         if not self._flights:
             hub.post(hub.ledger.strays(state.snapshot()))
 
-    async def _land(self, pool_id: int, made: wire.Made, boot_id: str, spec: PoolSpec, ticket: Ticket | None) -> Made:
+    async def _land(self, pool_id: int, made: wire.Made, at: Placement, spec: PoolSpec, ticket: Ticket | None) -> Made:
         """From `done` to a pool that survives: believe the record, write it down, or give everything back."""
         ledger = self._hub.ledger
         tokens = as_tokens(made.tokens) if made.tokens is not None else None
         try:
-            pool = self._named_snapshot(pool_id, tokens, spec) if spec.from_session is not None else self._tree.get(pool_id)
+            pool = await self._known_snapshot(pool_id, tokens, spec) if spec.from_session is not None else self._tree.get(pool_id)
         except ApiError:
-            await self._give_back(made.ref, boot_id)
+            await self.maker.give_back(at.seq, at.boot_id)
             raise
         if pool is not None and pool.pool_id != pool_id:
-            await self._give_back(made.ref, boot_id)
+            await self.maker.give_back(at.seq, at.boot_id)
             return await self._again(pool, ticket)
-        commands = ledger.place(pool_id, made.ref, made.cells, boot_id, tokens)
+        commands = ledger.place(pool_id, at, tokens)
         placed = self._tree.get(pool_id)
         if placed is None or placed.residency is not Residency.RESIDENT:
             await self._hub.run(commands)
@@ -258,24 +279,21 @@ class PoolService:
             await self._save(placed, answer, ticket)
         except JournalError:
             ledger.discard(pool_id)
-            await self._give_back(made.ref, boot_id)
+            await self.maker.give_back(at.seq, at.boot_id)
             raise
         return answer
 
-    def _named_snapshot(self, pool_id: int, tokens: Tokens | None, spec: PoolSpec) -> Pool | None:
-        """A snapshot gets its name when its tokens are known: an existing pool of that name and prefix is the answer then."""
+    async def _known_snapshot(self, pool_id: int, tokens: Tokens | None, spec: PoolSpec) -> Pool | None:
+        """A snapshot gets its name and its branch when its tokens are known; a pool of that name and prefix is the answer then."""
         if tokens is None:
             raise ApiError("engine_protocol", "the engine sent a snapshot without its tokens")
+        parent = self._tree.get(spec.parent) if spec.parent is not None else None
+        branch_pos = 0 if parent is None else await self._branch(parent, tokens, spec.branch_pos)
         existing = self._existing(spec.name, tokens)
         pool = self._tree.get(pool_id)
         if existing is None and pool is not None:
-            self._tree.put(replace(pool, name=spec.name))
+            self._tree.put(replace(pool, name=spec.name, branch_pos=branch_pos))
         return existing or pool
-
-    async def _give_back(self, seq: SeqRef, boot_id: str) -> None:
-        if boot_id == self._hub.boot_id:
-            with contextlib.suppress(EngineError):
-                await self._hub.client.free_seq(seq)
 
     async def _save(self, pool: Pool, made: Made, ticket: Ticket | None) -> None:
         reply = None
@@ -297,7 +315,7 @@ class PoolService:
 
     async def _release_landed(self, task: asyncio.Future[Made]) -> None:
         with contextlib.suppress(ApiError, EngineError, JournalError):
-            await self.release((await task).pool_id)
+            await self.on_unwanted((await task).pool_id)
 
     def _made(self, pool: Pool, status: int) -> Made:
         return Made(pool.pool_id, status, json.dumps(self._show(pool)))
@@ -323,11 +341,8 @@ class PoolService:
             hello = self._hub.require_engine()
             if hello.model.fingerprint != pool.fingerprint:
                 raise ApiError("conflict", f"pool {pool.pool_id} was made with another model")
-            await self._bring_parent(pool)
-            boot_id = self._hub.boot_id
-            made = await self._materialise(self._materialisation(pool), pool.pool_id, flight)
-            commands = self._hub.ledger.place(pool.pool_id, made.ref, made.cells, boot_id)
-            self._hub.post(commands)
+            _, at = await self._materialise(pool, flight)
+            self._hub.post(self._hub.ledger.place(pool.pool_id, at))
         except (EngineError, JournalError) as error:
             log.warning("pool %d could not be made again: %s", pool.pool_id, error)
             raise api_error(error, self._hub.hello, n_resident=self._n_resident()) from error
@@ -343,40 +358,6 @@ class PoolService:
         if self._flights.get(pool_id) is flight:
             del self._flights[pool_id]
             self._hub.ledger.rebuild_failed(pool_id, "it could not be made again")
-
-    async def _bring_parent(self, pool: Pool) -> None:
-        parent = self._tree.get(pool.parent) if pool.parent is not None else None
-        if parent is not None and parent.residency is not Residency.RESIDENT:
-            await (self.flight(parent.pool_id) or self.rebuild(parent.pool_id)).wait()
-
-    def _materialisation(self, pool: Pool) -> dict[str, object]:
-        body: dict[str, object] = {"tokens": pool.tokens.tolist()}
-        parent = self._tree.get(pool.parent) if pool.parent is not None else None
-        if parent is not None and parent.seq is not None:
-            body |= {"parent_seq": str(parent.seq), "branch_pos": pool.branch_pos}
-        return body
-
-    # -- release ------------------------------------------------------------------------------------------------------------
-
-    async def release(self, pool_id: int) -> tuple[int, tuple[str, ...]]:
-        """Release a pool: how many requests still run on it (it goes with the last), and which idle sessions lost it."""
-        return await asyncio.shield(asyncio.ensure_future(self._release(pool_id)))
-
-    async def _release(self, pool_id: int) -> tuple[int, tuple[str, ...]]:
-        flight = self.flight(pool_id)
-        before = self._hub.ledger.begin_release(pool_id)
-        if flight is not None:
-            flight.cancel()
-            await flight.ended()
-        try:
-            await self._hub.journal.drop_pool(pool_id)
-        except JournalError as error:
-            self._hub.ledger.revert_release(before)
-            self._hub.ledger.rebuild_failed(pool_id, "its making was stopped by a release that could not be written down")
-            raise ApiError("journal_failed", str(error)) from error
-        outcome = self._hub.ledger.commit_release(pool_id)
-        await self._hub.run(outcome.commands)
-        return outcome.running, outcome.detached
 
     async def stop(self) -> None:
         """Stop all work in progress."""

@@ -22,6 +22,7 @@ from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.answers import api_error
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.journal import Journal
+from polykv_proxy.runtime.lifetimes import LifetimeService
 from polykv_proxy.runtime.link import EngineLink
 from polykv_proxy.runtime.pools import PoolService
 from polykv_proxy.runtime.requests import RequestDesk
@@ -61,6 +62,7 @@ class Runtime:
     def __init__(self, hub: Hub, pools: PoolService, folder: StateFolder | None) -> None:
         self.hub = hub
         self.pools = pools
+        self.lifetimes = LifetimeService(hub, pools)
         self.requests = RequestDesk(hub, pools)
         self.link = EngineLink(hub)
         self.view = View(hub.ledger)
@@ -90,6 +92,7 @@ class Runtime:
 
         runtime = cls(hub, PoolService(hub, show, found.replies), folder)
         hub.on_expire = runtime._expire
+        runtime.pools.on_unwanted = runtime.lifetimes.release
         hub.start()
         hub.spawn(runtime.link.run())
         if options.sweep_s is not None:
@@ -145,7 +148,7 @@ class Runtime:
 
     async def _expire(self, pool_id: int) -> None:
         with contextlib.suppress(ApiError):
-            await self.pools.release(pool_id)
+            await self.lifetimes.release(pool_id)
             log.info("pool %d: its ttl_s is over, released", pool_id)
 
     async def _sweep_often(self, every_s: float) -> None:

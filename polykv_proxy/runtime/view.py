@@ -31,6 +31,7 @@ class View:
             "branch_pos": pool.branch_pos,
             "prefix_len": pool.prefix_len,
             "prefix_hash": pool.hashed.hex,
+            "n_shared": pool.n_shared,
             "residency": pool.residency.value,
             "reason": pool.reason,
             "source": pool.source,

@@ -306,6 +306,43 @@ async def test_a_child_shares_its_parent_s_cells(peer: Peer) -> None:
     assert (await peer.client.seq_tokens(child.ref)).tolist() == [*range(13_000, 13_030), 5, 6, 7]
 
 
+async def test_a_branch_shares_no_more_than_its_position(peer: Peer) -> None:
+    """`branch_pos` bounds what is shared also where more agrees; every chain of children counts each cell once."""
+    start = (await peer.client.state()).cells.used
+    parent = await peer.make(list(range(14_000, 14_040)))
+    child = await peer.make([*range(14_000, 14_040), 5, 6], parent_seq=parent.seq, branch_pos=40)
+    grandchild = await peer.make([*range(14_000, 14_040), 5, 7, 8], parent_seq=child.seq, branch_pos=41)
+    early = await peer.make([*range(14_000, 14_040), 5], parent_seq=parent.seq, branch_pos=10)
+    assert [made.n_shared for made in (child, grandchild, early)] == [40, 41, 10]
+    assert (await peer.client.state()).cells.used <= start + 40 + 2 + 2 + 31
+    await peer.client.free_seq(parent.ref)
+    reply = await peer.attach([*range(14_000, 14_040), 5, 7, 8, 9], grandchild.seq, 43)
+    assert int(reply.headers["x-polykv-shared"]) == 43
+
+
+async def test_a_child_of_a_parent_that_is_gone_is_refused(peer: Peer) -> None:
+    """410 `stale_seq`, and no sequence id is taken."""
+    parent = await peer.make(POOL)
+    await peer.client.free_seq(parent.ref)
+    with pytest.raises(EngineRefusedError) as gone:
+        await peer.make([*POOL, 5], parent_seq=parent.seq, branch_pos=40)
+    assert (gone.value.status, gone.value.kind) == (410, "stale_seq")
+    assert (await peer.client.state()).seqs == []
+
+
+async def test_a_snapshot_becomes_what_its_session_shares(peer: Peer) -> None:
+    """After a snapshot the session's slot shares with it, and no cell was added."""
+    reply = await peer.complete(list(range(15_000, 15_030)), {"x-polykv-req": next(FIRST_REQ), "x-polykv-session": 801})
+    assert reply.status_code == 200
+    before = (await peer.client.state()).cells.used
+    steps = [step async for step in peer.client.make_seq({"session": 801})]
+    made = steps[-1]
+    assert isinstance(made, Made)
+    state = await peer.client.state()
+    (slot,) = [slot for slot in state.slots if slot.session == 801]
+    assert (slot.seq, slot.n_shared, state.cells.used) == (made.seq, made.n_tokens, before)
+
+
 async def test_the_echo_comes_back_and_the_engine_s_keys_win(peer: Peer) -> None:
     """What the proxy knows reaches the reply through the engine; bad echoes are dropped, the request is served."""
     echo = json.dumps({"pool_id": 5, "session_id": "s", "cached_prefix_tokens": 99})

@@ -244,6 +244,8 @@ class FakeEngine:
             parent = body.get("parent_seq")
             if parent is not None and self.seq(parent) is None:
                 raise EngineFaultError(410, "stale_seq", "the parent is gone", "parent_seq")
+            if not 0 <= body.get("branch_pos", 0) <= len(tokens):
+                raise EngineFaultError(400, "invalid_request_error", "branch_pos is outside the tokens", "branch_pos")
         if len(self.seqs) >= self.max_pools:
             raise EngineFaultError(429, "no_seq_ids", "all sequence ids are in use")
 
@@ -254,6 +256,8 @@ class FakeEngine:
             n = body.get("n_tokens", len(slot.tokens))
             number, ref = self._new_ref()
             made = self.seqs[number] = Seq(ref, slot.tokens[:n], slot.cells[:n])
+            if n > slot.n_shared:
+                slot.seq, slot.n_shared = ref, n
             self.n_seqs_made += 1
             yield "done", self._made(made, n, tokens=made.tokens)
             return

@@ -83,6 +83,7 @@ class FakeEngineServer:
     def _app(self) -> Starlette:
         post = [Route(path, self._complete, methods=["POST"]) for path in COMPLETIONS]
         post += [Route(path, self._chat, methods=["POST"]) for path in CHATS]
+        post.append(Route("/detokenize", self._detokenize, methods=["POST"]))
         verbs = [
             Route("/_polykv/v1/hello", self._hello),
             Route("/_polykv/v1/state", self._state),
@@ -157,6 +158,9 @@ class FakeEngineServer:
         except TemplateError as error:
             raise EngineFaultError(400, "invalid_request_error", str(error)) from error
         return await self._generate(request, body, [self.engine.tokenizer.encode(text)], chat=True)
+
+    async def _detokenize(self, request: Request) -> Response:
+        return JSONResponse({"content": self.engine.tokenizer.decode((await request.json())["tokens"])})
 
     async def _body(self, request: Request) -> dict:
         raw = await request.body()

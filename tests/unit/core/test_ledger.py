@@ -47,7 +47,7 @@ def ready() -> Ledger:
 def with_pool(ledger: Ledger, pool_id: int = 1, seq: SeqRef = SeqRef(4, 1), boot: str = "b1") -> None:  # noqa: B008
     ledger.tree.take_id()
     ledger.begin_pool(pool(pool_id))
-    assert ledger.place(pool_id, seq, 3, boot) == [SavePool(pool_id)]
+    assert ledger.place(pool_id, Placement(boot, seq, 3)) == [SavePool(pool_id)]
 
 
 def test_books_close_on_the_engine_s_word_not_on_http() -> None:
@@ -150,7 +150,7 @@ def test_a_sequence_of_another_boot_is_never_freed_here() -> None:
     ledger = ready()
     ledger.begin_pool(pool(1))
     ledger.engine_ready(facts("b2"), snapshot("b2"), 1)
-    assert ledger.place(1, SeqRef(4, 1), 3, "b1") == []
+    assert ledger.place(1, Placement("b1", SeqRef(4, 1), 3)) == []
     assert ledger.tree.get(1).residency is Residency.LOST  # type: ignore[union-attr]
 
 
@@ -239,7 +239,7 @@ class Histories(RuleBasedStateMachine):
         self.n_seq += 1
         self.ledger.begin_pool(pool(pool_id))
         self.made[pool_id] = SeqRef(self.n_seq, 1)
-        self.take(self.ledger.place(pool_id, self.made[pool_id], 3, f"b{self.boot}"))
+        self.take(self.ledger.place(pool_id, Placement(f"b{self.boot}", self.made[pool_id], 3)))
 
     @rule(pick=st.integers(0, 5), session=st.sampled_from([None, "a", "b"]))
     def attach(self, pick: int, session: str | None) -> None:

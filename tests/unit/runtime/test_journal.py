@@ -33,11 +33,12 @@ async def test_pools_come_back_whole_from_their_own_tokens(tmp_path: Path) -> No
     await journal.open(0)
     place = Placement("b1", SeqRef(4, 2), 3)
     await journal.save_pool(pool(1, [1, 2, 3], name="root", ttl_s=5.0), place)
-    await journal.save_pool(pool(2, [1, 2, 9, 9], parent=1, branch_pos=2), None)
+    shares = Placement("b1", SeqRef(5, 1), 4, SeqRef(4, 2), 2)
+    await journal.save_pool(pool(2, [1, 2, 9, 9], parent=1, branch_pos=2), shares)
     await journal.close()
-    (first, placed), (second, unplaced) = (await reopened(path)).pools
+    (first, placed), (second, shared) = (await reopened(path)).pools
     assert (first.name, first.ttl_s, first.residency, placed) == ("root", 5.0, Residency.LOST, place)
-    assert (second.tokens.tolist(), second.parent, second.branch_pos, unplaced) == ([1, 2, 9, 9], 1, 2, None)
+    assert (second.tokens.tolist(), second.parent, second.branch_pos, shared) == ([1, 2, 9, 9], 1, 2, shares)
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT length(own_tokens) FROM pools ORDER BY pool_id").fetchall() == [(12,), (8,)]
     db.close()
@@ -99,6 +100,19 @@ async def test_an_older_schema_is_brought_up_to_date(tmp_path: Path) -> None:
     with sqlite3.connect(path) as db:
         assert db.execute("PRAGMA user_version").fetchone() == (len(STEPS),)
     db.close()
+
+
+async def test_a_journal_of_the_first_schema_is_read_whole(tmp_path: Path) -> None:
+    """Pools written before a step are there after it, with the step's defaults."""
+    path = tmp_path / "j"
+    with sqlite3.connect(path) as db:
+        db.executescript(f"{STEPS[0]} PRAGMA user_version = 1;")
+        own = as_tokens([1, 2, 3])
+        row = (1, "old", None, 0, own.tobytes(), hash_prefix(own).hex, "m", "tokens", None, 1.0, 2.0, "b1", "4.1", 3)
+        db.execute(f"INSERT INTO pools VALUES ({', '.join('?' * len(row))})", row)
+    db.close()
+    ((found, placement),) = (await reopened(path)).pools
+    assert (found.name, found.tokens.tolist(), placement) == ("old", [1, 2, 3], Placement("b1", SeqRef(4, 1), 3))
 
 
 async def test_a_file_that_cannot_be_opened_is_not_damage(tmp_path: Path) -> None:

@@ -1,0 +1,58 @@
+"""Sequences of the engine: made, given back, and looked for when one may have been made unheard.
+
+Law: whoever is handed a sequence owns it; what is made and then not wanted goes back at once, or with the next sweep.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Mapping
+
+from polykv_proxy.core.pools import SeqRef
+from polykv_proxy.engine import wire
+from polykv_proxy.errors import EngineError
+from polykv_proxy.runtime.hub import Hub
+
+log = logging.getLogger("polykv.maker")
+
+
+class Maker:
+    """Makes sequences in the engine."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+
+    async def make(self, body: Mapping[str, object], report: Callable[[wire.Progress], None]) -> wire.Made:
+        """Materialise or snapshot. Cancelled, or failed: nothing is left behind, at the latest after a sweep."""
+        stream = self._hub.client.make_seq(body)
+        try:
+            async with contextlib.aclosing(stream):
+                async for step in stream:
+                    if isinstance(step, wire.Made):
+                        return step
+                    report(step)
+        except (asyncio.CancelledError, EngineError):
+            self._hub.suspect()
+            raise
+        raise EngineError("the engine ended a materialisation without a result")
+
+    async def give_back(self, seq: SeqRef, boot_id: str) -> None:
+        """Free a sequence that nobody wants, if that is still its boot."""
+        if boot_id != self._hub.boot_id:
+            return
+        try:
+            await self._hub.client.free_seq(seq)
+        except EngineError as error:
+            log.warning("sequence %s is given back later: %s", seq, error)
+            self._hub.suspect()
+
+    async def session_base(self, number: int) -> tuple[SeqRef | None, int]:
+        """Whose cells a session's first tokens are, and how many, before it is snapshot."""
+        state = await self._hub.client.state()
+        slots = [slot for slot in state.slots if slot.session == number and slot.n_tokens]
+        slot = max(slots, key=lambda slot: (slot.state != "idle", slot.n_tokens), default=None)
+        if slot is None or slot.seq is None:
+            return None, 0
+        return SeqRef.parse(slot.seq), slot.n_shared

@@ -1,0 +1,60 @@
+"""What a caller orders, how far it is, and what came of it.
+
+Law: values only.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from polykv_proxy.core.prefix import Tokens
+from polykv_proxy.engine import wire
+from polykv_proxy.runtime.flight import Flight
+from polykv_proxy.runtime.prefixes import Conversation
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSpec:
+    """What a caller asked for: exactly one of tokens, prompt, conversation, from_session.
+
+    With a `parent` it is a fork; `branch_pos` None takes the longest common prefix.
+    """
+
+    tokens: Tokens | None = None
+    prompt: str | None = None
+    conversation: Conversation | None = None
+    from_session: str | None = None
+    n_tokens: int | None = None
+    name: str | None = None
+    ttl_s: float | None = None
+    parent: int | None = None
+    branch_pos: int | None = None
+
+    @property
+    def source(self) -> str:
+        """The field that gave the prefix."""
+        if self.from_session is not None:
+            return "from_session"
+        if self.conversation is not None:
+            return "messages"
+        return "prompt" if self.prompt is not None else "tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """How far a pool is."""
+
+    pool_id: int
+    progress: wire.Progress | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """A pool that is there: 201 when it was made, 200 when one of that name and prefix was there before. `reply` is JSON."""
+
+    pool_id: int
+    status: int
+    reply: str
+
+
+PoolFlight = Flight[Made, Step]
