@@ -13,10 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from bench.kit.report import Report
-from bench.kit.rig import GREEDY, Options, run, tokens
+from bench.kit.rig import GREEDY, Options, cpu_s, run, tokens
 from bench.kit.stats import Estimate, estimate, palindrome, pooled, ratios
 from bench.kit.wire import Wire
 from tests.engine.driver import Engine
@@ -180,20 +178,11 @@ def trial(plan: Plan, engine: Engine) -> Trial:
         "cache_prompt": False,
         "return_tokens": True,
     }
-    begin = cpu_s(engine)
+    begin = cpu_s(engine.process.pid)
     done = Wire(engine.socket).post("/completion", {**body, **GREEDY})
-    used = cpu_s(engine) - begin
+    used = cpu_s(engine.process.pid) - begin
     answer = [token for event in done.events for token in event.get("tokens", [])]
     return Trial(done.ttft_s, done.arrivals[plan.n_answer - 1] - done.ttft_s, used, answer)
-
-
-def cpu_s(engine: Engine) -> float:
-    """Processor time of all threads of an engine; nanosecond steps where the kernel tells them, else hundredths of a second."""
-    parts = [part.read_text().split()[0] for part in Path(f"/proc/{engine.process.pid}/task").glob("*/schedstat")]
-    if parts:
-        return sum(map(int, parts)) / 1e9
-    times = psutil.Process(engine.process.pid).cpu_times()
-    return float(times.user + times.system)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from bench.kit.report import Report
 from tests.engine.driver import Engine
 
@@ -63,3 +65,12 @@ def tokens(n: int, seed: int) -> list[int]:
 def stock(path: Path, model: Path, args: list[str | int]) -> Engine:
     """The unpatched twin."""
     return Engine(path, model, args, max_pools=0)
+
+
+def cpu_s(pid: int) -> float:
+    """Processor time of all threads of a process; nanosecond steps where the kernel tells them, else hundredths of a second."""
+    parts = [part.read_text().split()[0] for part in Path(f"/proc/{pid}/task").glob("*/schedstat")]
+    if parts:
+        return sum(map(int, parts)) / 1e9
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
