@@ -34,6 +34,7 @@ from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.engine.command import EngineOptions, check_args, check_model, command, option_value
 from polykv_proxy.engine.facts import ask_facts
 from polykv_proxy.engine.gguf_header import auto_pools
+from polykv_proxy.engine.late_wakeups import loop_errors
 from polykv_proxy.engine.output import OutputLog
 from polykv_proxy.engine.status import EngineState, EngineStatus
 from polykv_proxy.engine.supervisor import EngineStartError, Supervisor, SupervisorLimits
@@ -132,6 +133,7 @@ class Proxy:
     async def serve(self) -> int:
         """Start, wait for a signal, drain, stop."""
         prepared, settings = self._prepared, self._settings
+        asyncio.get_running_loop().set_exception_handler(loop_errors)
         client = EngineClient(prepared.address, prepared.key, api_key=prepared.engine_key, api_prefix=prepared.api_prefix)
         limits = LedgerLimits(settings.max_pool_objects, settings.session_ttl_s)
         runtime = await Runtime.start(client, RuntimeOptions(self._state_dir(), limits))

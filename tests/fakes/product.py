@@ -89,4 +89,4 @@ def product(engine: Path, model: Path, folder: Path, *options: str, args: Sequen
         ):
             yield Product(served, http, behind)
         assert served.stop() == 0
-        assert "Traceback" not in served.said
+        assert "Traceback" not in served.said, served.said
