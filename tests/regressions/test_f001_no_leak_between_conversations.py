@@ -41,9 +41,9 @@ def round_of(proxy: Product, n: int) -> tuple[Reply, Reply]:
         proxy.http.delete("/polykv/pools/a")
     if n % 2:
         proxy.http.delete(f"/polykv/sessions/a{n}")
-    body = request_body(unrelated(n), 12)
+    body = request_body(unrelated(n), 8)
     plain = proxy.http.post("/completion", json=body)
-    body = request_body(f"{COMMON} {unrelated(n)}", 12, pool_id="b", session_id=f"b{n}")
+    body = request_body(f"{COMMON} {unrelated(n)}", 8, pool_id="b", session_id=f"b{n}")
     pooled = proxy.http.post("/completion", json=body)
     if not n % 3:
         proxy.http.delete("/polykv/pools/a")
@@ -69,6 +69,6 @@ def test_unrelated_requests_equal_the_baseline(engine_path: Path, tmp_path: Path
             whole = proxy.prompt_ids("/completion", {"prompt": f"{COMMON} {unrelated(n)}"})
             common = next((i for i, (a, b) in enumerate(zip(ids, whole, strict=False)) if a != b), len(ids))
             assert pooled.n_cached == common
-            assert_equal(plain, clean.fresh(unrelated(n), 12), floor)
-            assert_equal(pooled, clean.fresh(f"{COMMON} {unrelated(n)}", 12), floor)
+            assert_equal(plain, clean.fresh(unrelated(n), 8), floor)
+            assert_equal(pooled, clean.fresh(f"{COMMON} {unrelated(n)}", 8), floor)
         proxy.settled()

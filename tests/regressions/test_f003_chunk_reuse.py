@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import httpx
 import pytest
 
 from tests.fakes.product import product
-from tests.fakes.proxy_process import Served
 from tests.models import tiny_model
 
 pytestmark = pytest.mark.engine
@@ -49,11 +47,3 @@ def test_similar_requests_all_end(engine_path: Path, tmp_path: Path) -> None:
         proxy.settled()
         assert proxy.pool_tokens() == COMMON
         assert proxy.http.delete("/polykv/pools/p").json()["released"] is True
-
-
-def test_a_stock_engine_is_warned_about_as_well(twin_path: Path, tmp_path: Path) -> None:
-    """An engine that does not tell its options: the flag on its command line is enough."""
-    with Served(twin_path, tiny_model("one-layer"), tmp_path, args=("-c", "512", "-t", "1", "--cache-reuse", "8")) as served:
-        assert "note   chunk reuse is on" in served.said
-        assert json.loads(httpx.get(served.url + "/health", trust_env=False).content)["status"] == "ok"
-        assert served.stop() == 0

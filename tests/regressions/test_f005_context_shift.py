@@ -17,9 +17,9 @@ POOL = list(range(600, 700))
 ASK_B = [*POOL, 21, 22, 23]
 
 
-def answer(proxy: Product, session: str) -> Reply:
-    reply = proxy.http.post("/completion", json=request_body(ASK_B, 8, pool_id="p", session_id=session))
-    assert reply.headers["x-cached-prefix-tokens"] == str(len(POOL))
+def answer(proxy: Product, session: str, pool: str = "p", n_shared: int = len(POOL)) -> Reply:
+    reply = proxy.http.post("/completion", json=request_body(ASK_B, 8, pool_id=pool, session_id=session))
+    assert reply.headers["x-cached-prefix-tokens"] == str(n_shared)
     return Reply(reply.status_code, reply.json(), dict(reply.headers))
 
 
@@ -41,9 +41,12 @@ def test_attached_sessions_stop_at_the_limit_and_plain_ones_shift(engine_path: P
         for session in ("b", "newcomer"):
             assert_equal(answer(proxy, session), before, floor)
         assert proxy.pool_tokens() == POOL
+        forked = proxy.http.post("/polykv/pools/p/fork", json={"tokens": ASK_B[:-1], "name": "f"})
+        assert (forked.status_code, forked.json()["branch_pos"]) == (201, len(POOL))
+        assert_equal(answer(proxy, "on the fork", "f", len(POOL) + 2), before, floor)
         shown = proxy.get("/polykv/pools/p")
         assert [shown[key] for key in ("prefix_len", "prefix_hash", "residency")] == [100, made["prefix_hash"], "resident"]
-        for session in ("b", "newcomer"):
+        for session in ("b", "newcomer", "on the fork"):
             proxy.http.delete(f"/polykv/sessions/{session}")
         plain = proxy.http.post("/completion", json=request_body(POOL[::-1], 300, ignore_eos=True, n_probs=0)).json()
         assert (plain["tokens_predicted"], plain["truncated"]) == (300, True)

@@ -26,19 +26,13 @@ def ask(proxy: Product, prompt: list[int], **more: object) -> tuple[int, int]:
     return reply.json()["timings"]["cache_n"], int(reply.headers.get("x-cached-prefix-tokens", -1))
 
 
-def test_the_pinned_flow_through_attach(engine_path: Path, tmp_path: Path) -> None:
-    """A and B on slot 0, A on the unused slot 1: by attach the whole pool is shared, on an unused slot too."""
-    with product(engine_path, tiny_model("full"), tmp_path, args=["-c", 2048, "-np", 2, "-kvu"]) as proxy:
-        a, b = [*POOL, 11], [*range(1000, 1100), 12]
-        flow = [ask(proxy, a, id_slot=0), ask(proxy, b, id_slot=0), ask(proxy, a, id_slot=1)]
-        assert [shared for _, shared in flow] == [-1, -1, -1]
-        print("cached by the pinned flow of stock:", flow[-1][0])
-
+def test_the_whole_pool_is_shared_on_a_slot_without_history(engine_path: Path, tmp_path: Path) -> None:
+    """Where stock, pinned to an unused slot, computes a known prefix again, an attach to an unused slot shares the whole pool."""
     with product(engine_path, tiny_model("full"), tmp_path, args=["-c", 2048, "-np", 2, "-kvu"]) as proxy:
         proxy.pool(tokens=POOL, name="p")
         assert sorted(launched(proxy)) == [0, 1], "making the pool borrowed one slot"
         before = launched(proxy)
-        assert ask(proxy, a, pool_id="p", session_id="a") == (100, 100)
+        assert ask(proxy, [*POOL, 11], pool_id="p", session_id="a") == (100, 100)
         first = proxy.get("/polykv/sessions/a")["slot"]
         assert ask(proxy, [*POOL, 13], pool_id="p", session_id="c") == (100, 100)
         second = proxy.get("/polykv/sessions/c")["slot"]

@@ -14,7 +14,7 @@ from tests.models import tiny_model
 
 pytestmark = pytest.mark.engine
 
-N_TOKENS = 2000
+N_TOKENS = 1200
 POOL = list(range(600, 700))
 ASK_A = {
     "messages": [{"role": "user", "content": "Tell me everything."}],

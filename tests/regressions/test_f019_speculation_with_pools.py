@@ -14,7 +14,7 @@ pytestmark = pytest.mark.engine
 
 N_CELLS = 512
 """Cells of the target's cache, and of the draft's."""
-N_ROUNDS = 10
+N_ROUNDS = 7
 
 
 def ask(proxy: Product, prompt: list[int], session: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from polykv_proxy import cli_remote
 from polykv_proxy.cli import app
-from polykv_proxy.cli_doctor import Level, diagnose
+from polykv_proxy.cli_doctor import Level, diagnose, option_findings
 
 CLIENT = httpx.Client
 ENGINE: dict[str, Any] = {
@@ -64,6 +64,12 @@ def test_each_obstacle_is_found_with_a_remedy(health: dict[str, Any], level: Lev
     """The finding has its level and says what to change."""
     found = [finding for finding in diagnose(health) if finding.level is not Level.GOOD]
     assert [(finding.level, text in finding.text, bool(finding.remedy)) for finding in found] == [(level, True, True)]
+
+
+def test_options_of_an_engine_that_tells_nothing_are_read_from_its_command() -> None:
+    """F003: chunk reuse is warned about with a stock engine too."""
+    assert [found.level for found in option_findings({}, ["./llama-server", "--cache-reuse", "8"])] == [Level.WARN]
+    assert list(option_findings({}, ["./llama-server", "--cache-reuse", "0"])) == []
 
 
 def answers(monkeypatch: pytest.MonkeyPatch, status: int, facts: object) -> None:
