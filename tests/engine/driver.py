@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import tempfile
 import time
@@ -78,15 +79,14 @@ class Engine:
 
     def __enter__(self) -> Self:
         self.folder = tempfile.TemporaryDirectory(prefix="polykv-engine-")
-        socket = Path(self.folder.name) / "engine.sock"
+        self.socket = Path(self.folder.name) / "engine.sock"
         self.log_path = Path(self.folder.name) / "log"
         env = os.environ | {"LLAMA_ARG_POLYKV_KEY": KEY, "LLAMA_ARG_POLYKV_MAX_POOLS": str(self.max_pools)} | self.env
-        command = [self.path, "--host", socket, "-m", self.model, *self.args]
+        command = [self.path, "--host", self.socket, "-m", self.model, *self.args]
         with self.log_path.open("wb") as log:
             self.process = subprocess.Popen(
                 list(map(str, command)), stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, env=env
             )
-        self.socket = socket
         self.http = self.client({"x-polykv-key": KEY})
         self.numbers = count(1)
         try:
@@ -124,13 +124,19 @@ class Engine:
         while time.monotonic() < end:
             if self.process.poll() is not None:
                 raise RuntimeError(f"the engine ended at start with {self.process.returncode}:\n{self.log()[-4000:]}")
-            try:
-                if self.http.get("/health").status_code == 200:
-                    return
-            except httpx.TransportError:
-                pass
+            if self._listens():
+                try:
+                    if self.http.get("/health").status_code == 200:
+                        return
+                except httpx.TransportError:
+                    pass
             time.sleep(0.02)
         raise TimeoutError(f"the engine did not become ready:\n{self.log()[-4000:]}")
+
+    def _listens(self) -> bool:
+        """Asked first: httpx leaves the socket of a refused connection open, and a slow start refuses many."""
+        with socket.socket(socket.AF_UNIX) as sock:
+            return sock.connect_ex(str(self.socket)) == 0
 
     def log(self) -> str:
         return self.log_path.read_text(errors="replace")
