@@ -231,6 +231,12 @@ struct polykv_error {
 // hooks in the HTTP handlers
 //
 
+// a header of the request, its name compared without regard to case; empty if absent
+std::string polykv_get_header(const server_http_req & req, const char * name);
+
+// little-endian
+void polykv_append_i32(std::string & out, int32_t val);
+
 // true if the request carries the key of this process
 bool polykv_authorized(const server_http_req & req);
 

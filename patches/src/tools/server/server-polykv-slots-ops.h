@@ -1,0 +1,186 @@
+// Operations of the protocol: making, snapshotting and freeing sequences, ending sessions.
+// Main thread only, between decodes. Part of server-polykv-slots-impl.h.
+
+void server_context_impl::polykv_reply(int id_task, polykv_error && error, json && data) {
+    auto res = std::make_unique<server_task_result_polykv>();
+    res->id    = id_task;
+    res->error = std::move(error);
+    res->data  = std::move(data);
+    if (!res->error.status) {
+        res->data["update"] = polykv_publish();
+    }
+    queue_results.send(std::move(res));
+}
+
+// those of the parent up to where it was shared, then the slot's own
+polykv_checkpoints server_context_impl::polykv_get_checkpoints(const server_slot & slot, int n) const {
+    polykv_checkpoints res;
+    if (polykv_memory.kind == LLAMA_POLYKV_CLASS_ANY) {
+        return res;
+    }
+
+    polykv_seq_record parent;
+    polykv_get_hub().find(slot.prompt.share.seq, parent);
+    for (const auto & cur : parent.checkpoints) {
+        if (cur->n_tokens <= std::min(n, slot.prompt.share.n)) {
+            res.push_back(cur);
+        }
+    }
+    for (const auto & cur : polykv_slots[slot.id].checkpoints) {
+        res.push_back(cur);
+    }
+    if (!slot.task || !slot.task->params.polykv.prefill_only) { // a snapshot: what the stock code kept for the session
+        for (const auto & cur : slot.prompt.checkpoints) {
+            if (cur.n_tokens <= n && (res.empty() || cur.n_tokens > res.back()->n_tokens)) {
+                res.push_back(std::make_shared<const common_prompt_checkpoint>(cur));
+            }
+        }
+    }
+    return res;
+}
+
+// the cells of slot become those of the sequence; false: the reservation is gone
+bool server_context_impl::polykv_fill(const server_slot & slot, const polykv_seq_id & dst, int n) {
+    slot.mem.seq_rm(dst.seq, -1, -1);
+    if (llama_n_rs_seq(ctx_tgt) > 0) {
+        // a partly rejected draft leaves a rollback index that seq_cp does not copy
+        std::vector<uint8_t> data(llama_state_seq_get_size_ext(ctx_tgt, slot.id, LLAMA_STATE_SEQ_FLAGS_NONE));
+        llama_state_seq_get_data_ext(ctx_tgt, data.data(), data.size(), slot.id, LLAMA_STATE_SEQ_FLAGS_NONE);
+        if (llama_state_seq_set_data_ext(ctx_tgt, data.data(), data.size(), dst.seq, LLAMA_STATE_SEQ_FLAGS_NONE) == 0) {
+            return false;
+        }
+        if (ctx_dft) {
+            llama_memory_seq_cp(llama_get_memory(ctx_dft), slot.id, dst.seq, -1, -1);
+        }
+    } else if (n == slot.prompt.n_tokens()) {
+        slot.mem.seq_cp(slot.id, dst.seq, -1, -1);
+    } else {
+        slot.mem.seq_cp(slot.id, dst.seq, 0, n);
+    }
+    llama_polykv_trim_window(ctx_tgt, dst.seq, n);
+
+    llama_tokens tokens;
+    for (int i = 0; i < n; ++i) {
+        tokens.push_back(slot.prompt.tokens[i]);
+    }
+    polykv_seq_record record;
+    record.tokens  = std::make_shared<const llama_tokens>(std::move(tokens));
+    record.lora    = slot.lora;
+    record.n_cells = llama_polykv_n_cells(ctx_tgt, dst.seq, nullptr);
+    record.checkpoints = polykv_get_checkpoints(slot, n);
+    if (!polykv_get_hub().commit(dst, std::move(record))) {
+        slot.mem.seq_rm(dst.seq, -1, -1);
+        return false;
+    }
+    return true;
+}
+
+void server_context_impl::polykv_prefill_done(server_slot & slot) {
+    const auto    params   = slot.task->params.polykv;
+    const int     id_task  = slot.task->id;
+    const int     n_tokens = slot.prompt.n_tokens();
+    const int32_t n_shared = polykv_slots[slot.id].facts->n_shared;
+
+    auto & info = polykv_slots[slot.id];
+    info.filled = polykv_fill(slot, params.dst, n_tokens);
+    const bool ok = info.filled;
+
+    slot.i_batch = -1;
+    slot.release();
+    slot.prompt_clear();
+
+    polykv_seq_record record;
+    polykv_get_hub().find(params.dst, record);
+    if (ok) {
+        polykv_reply(id_task, {}, {{"seq", params.dst.str()}, {"n_tokens", n_tokens}, {"n_shared", n_shared}, {"cells", record.n_cells}});
+    } else {
+        polykv_reply(id_task, { 409, "cancelled", "the materialisation was cancelled" }, {});
+    }
+}
+
+void server_context_impl::polykv_run_op(const server_task & task) {
+    switch (task.op->kind) {
+        case polykv_op::SNAPSHOT:    polykv_snapshot   (task.id, *task.op); break;
+        case polykv_op::FREE_SEQ:    polykv_free_seq   (task.id, *task.op); break;
+        case polykv_op::END_SESSION: polykv_end_session(task.id, *task.op); break;
+    }
+}
+
+void server_context_impl::polykv_snapshot(int id_task, const polykv_op & op) {
+    server_slot * slot = nullptr;
+    for (auto & cur : slots) {
+        if (polykv_slots[cur.id].session == op.session && cur.prompt.n_tokens() > 0 && (!slot || cur.is_processing() || cur.t_last_used > slot->t_last_used)) {
+            slot = &cur;
+        }
+    }
+    if (!slot) {
+        polykv_reply(id_task, { 409, "session_not_resident", "no slot holds tokens of this session" }, {});
+        return;
+    }
+
+    auto & share = slot->prompt.share;
+    const int n_held = slot->prompt.n_tokens();
+    const int n      = op.n_tokens < 0 ? n_held : op.n_tokens;
+
+    if (n > n_held) {
+        polykv_reply(id_task, { 409, "session_not_resident", string_format("the session holds %d tokens, %d were asked for", n_held, n) }, {});
+        return;
+    }
+    bool has_media = false;
+    for (int i = 0; i < n; ++i) {
+        has_media |= slot->prompt.tokens[i] == LLAMA_TOKEN_NULL;
+    }
+    if (share.dirty || has_media || llama_memory_seq_pos_max(llama_get_memory(ctx_tgt), slot->id) + 1 != slot->prompt.tokens.pos_next()) {
+        polykv_reply(id_task, { 409, "session_not_resident", has_media ? "the prefix holds media" : "the session's KV was shifted, restored or made under other adapters; it is not what a fresh prefill gives" }, {});
+        return;
+    }
+    if (polykv_memory.kind != LLAMA_POLYKV_CLASS_ANY && n != n_held) {
+        polykv_reply(id_task, { 501, "memory_class", string_format("this model can snapshot a whole session only (%d tokens)", n_held) }, {});
+        return;
+    }
+    if (!polykv_fill(*slot, op.seq, n)) {
+        polykv_reply(id_task, { 409, "cancelled", "the snapshot was cancelled" }, {});
+        return;
+    }
+    if (n > share.n) {
+        share = { n, false, op.seq }; // its own context can no longer be shifted
+    }
+
+    polykv_seq_record record;
+    polykv_get_hub().find(op.seq, record);
+    polykv_reply(id_task, {}, {{"seq", op.seq.str()}, {"n_tokens", n}, {"n_shared", n}, {"cells", record.n_cells}, {"tokens", *record.tokens}});
+}
+
+void server_context_impl::polykv_free_seq(int id_task, const polykv_op & op) {
+    for (auto & slot : slots) {
+        if (slot.is_processing() && slot.task->params.polykv.dst == op.seq) {
+            send_error(slot, "the materialisation was cancelled", ERROR_TYPE_INVALID_REQUEST);
+            slot.release();
+        }
+    }
+    const bool freed = polykv_get_hub().release(op.seq);
+    if (freed) {
+        slots[0].mem.seq_rm(op.seq.seq, -1, -1);
+    }
+    polykv_reply(id_task, {}, {{"freed", freed}});
+}
+
+void server_context_impl::polykv_end_session(int id_task, const polykv_op & op) {
+    polykv_get_hub().end_session(op.session);
+
+    int n_cancelled = 0;
+    const uint32_t n_used = llama_polykv_n_used(ctx_tgt);
+    for (auto & slot : slots) {
+        if (polykv_slots[slot.id].session != op.session) {
+            continue;
+        }
+        if (slot.is_processing()) {
+            send_error(slot, "the session of this request was ended", ERROR_TYPE_INVALID_REQUEST);
+            slot.release();
+            n_cancelled++;
+        }
+        polykv_slots[slot.id].session = 0;
+        slot.prompt_clear();
+    }
+    polykv_reply(id_task, {}, {{"cancelled", n_cancelled}, {"cells_freed", n_used - llama_polykv_n_used(ctx_tgt)}});
+}

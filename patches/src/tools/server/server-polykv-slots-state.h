@@ -1,0 +1,160 @@
+// Boot, published state and events: what the slots tell the world.
+// Main thread only, between decodes. Part of server-polykv-slots-impl.h.
+
+void server_context_impl::polykv_boot() {
+    const auto & settings = polykv_get_settings();
+
+    polykv_slots.assign(slots.size(), {});
+    polykv_no_draft = false;
+    polykv_memory   = llama_polykv_get_info(ctx_tgt, settings.max_pools);
+
+    for (int i = 0; i < settings.max_pools; ++i) {
+        llama_set_sampler(ctx_tgt, params_base.n_parallel + i, nullptr); // backend sampling gave every id one
+    }
+    if (polykv_memory.price_bytes > 0) {
+        SRV_INF("polykv: %d pool ids cost %.1f MiB on this model\n", settings.max_pools, polykv_memory.price_bytes / 1024.0 / 1024.0);
+    }
+    if (polykv_pools() || polykv_events()) {
+        json hello = polykv_hello(model_tgt, params_base.model.path, model_name, polykv_memory);
+        hello["n_slots"]                  = (int) slots.size();
+        hello["n_ctx"]                    = (int) llama_n_ctx(ctx_tgt);
+        hello["n_ctx_slot"]               = n_ctx_slot();
+        hello["n_seq_max"]                = (int) llama_n_seq_max(ctx_tgt);
+        hello["context_shift"]            = params_base.ctx_shift;
+        hello["cache_reuse"]              = params_base.n_cache_reuse;
+        hello["speculative"]              = spec != nullptr;
+        hello["kv"]["unified"]            = params_base.kv_unified;
+        hello["model"]["multimodal"]      = mctx != nullptr;
+        polykv_get_hub().boot(params_base.n_parallel, settings.max_pools, std::move(hello));
+        polykv_publish();
+    }
+}
+
+// the context of one slot stays what a split cache would give
+int server_context_impl::polykv_n_ctx_slot(int n_ctx_seq) const {
+    const int cap = polykv_get_settings().n_ctx_slot_cap;
+    return cap == 0 ? n_ctx_seq : std::min(n_ctx_seq, cap > 0 ? cap : (int) GGML_PAD(n_ctx_seq / params_base.n_parallel, 256));
+}
+
+polykv_slot_totals server_context_impl::polykv_get_totals(const server_slot & slot) const {
+    auto res = polykv_slots[slot.id].totals;
+    res.n_decoded += slot.stats.n_gen;
+    res.us_decode += slot.stats.t_gen_us();
+    res.n_prompt  += slot.stats.n_prompt_processed;
+    res.n_cached  += slot.stats.n_prompt_cached;
+    if (slot.stats.t_gen_last > 0) {
+        res.t_last_token_us = polykv_now_us() - (ggml_time_us() - slot.stats.t_gen_last);
+    }
+    return res;
+}
+
+uint64_t server_context_impl::polykv_publish() {
+    if (!polykv_events()) {
+        return 0;
+    }
+    polykv_state res;
+    res.n_cells      = polykv_memory.n_cells;
+    res.n_cells_used = llama_polykv_n_used(ctx_tgt);
+    for (const auto & slot : slots) {
+        if (slot.is_processing() && slot.stats.n_gen > 0 && !polykv_slots[slot.id].first_token) {
+            polykv_slots[slot.id].first_token = true;
+            polykv_emit("first_token", slot, nullptr);
+        }
+
+        auto & dst = res.slots.emplace_back();
+        dst.slot     = slot.id;
+        dst.state    = slot.state == SLOT_STATE_IDLE ? "idle" : slot.state == SLOT_STATE_GENERATING ? "generating" : slot.state == SLOT_STATE_WAIT_OTHER ? "waiting" : "prefill";
+        dst.req      = slot.task ? slot.task->params.polykv.req : 0;
+        dst.session  = polykv_slots[slot.id].session;
+        dst.task     = slot.task ? slot.task->id : -1;
+        dst.seq      = slot.prompt.share.seq;
+        dst.n_shared = slot.prompt.share.n;
+        dst.n_tokens = slot.prompt.n_tokens();
+        dst.n_ctx    = slot.n_ctx;
+        dst.totals   = polykv_get_totals(slot);
+    }
+    return polykv_get_hub().publish(std::move(res));
+}
+
+void server_context_impl::polykv_emit(const char * type, const server_slot & slot, const char * reason) const {
+    const auto & params = slot.task->params.polykv;
+    const auto & share  = slot.prompt.share;
+    const auto & facts  = polykv_slots[slot.id].facts;
+    polykv_get_hub().emit(type, {
+        {"type",      type},
+        {"t_us",      polykv_now_us()},
+        {"req",       params.req},
+        {"index",     slot.task->index},
+        {"task",      slot.task->id},
+        {"slot",      slot.id},
+        {"session",   params.session},
+        {"seq",       share.n > 0 && !share.seq.empty() ? json(share.seq.str()) : json(nullptr)},
+        {"n_prompt",  slot.task->n_tokens()},
+        {"n_cached",  slot.stats.n_prompt_cached},
+        {"n_shared",  facts ? facts->n_shared : 0},
+        {"miss",      facts && facts->miss ? json(facts->miss) : json(nullptr)},
+        {"n_decoded", slot.stats.n_gen},
+        {"reason",    reason ? json(reason) : json(nullptr)},
+    });
+}
+
+void server_context_impl::polykv_on_launch(server_slot & slot) {
+    auto & info = polykv_slots[slot.id];
+
+    if (slot.prompt.n_tokens() > 0 && !are_lora_equal(info.lora, slot.lora)) {
+        // stock keeps what was computed under the former default adapters
+        if (polykv_pools() && lora_should_clear_cache(info.lora, slot.lora)) {
+            slot.prompt_clear();
+        }
+        slot.prompt.share.dirty = slot.prompt.n_tokens() > 0;
+    }
+    info.lora        = slot.lora;
+    info.session     = slot.task->is_child() ? 0 : slot.task->params.polykv.session; // a child leaves no cells behind
+    info.first_token = info.failed = info.filled = info.window_ok = false;
+    info.facts.reset();
+    info.checkpoints.clear();
+    info.spacing = {};
+    if (slot.task->params.polykv.prefill_only && polykv_memory.kind != LLAMA_POLYKV_CLASS_ANY) {
+        info.spacing = { slot.task->n_tokens(), polykv_memory.bytes_per_row + (uint64_t) polykv_memory.bytes_per_cell_swa * llama_model_n_swa(model_tgt) };
+    }
+    info.totals.n_launched++;
+
+    if (polykv_events()) {
+        polykv_get_hub().pending_take(slot.task->id);
+        polykv_emit("launched", slot, nullptr);
+    }
+}
+
+void server_context_impl::polykv_on_error(int id_task) {
+    if (!polykv_events()) {
+        return;
+    }
+    polykv_get_hub().pending_drop(id_task);
+    for (const auto & slot : slots) {
+        if (slot.task && slot.task->id == id_task) {
+            polykv_slots[slot.id].failed = true;
+        }
+    }
+}
+
+void server_context_impl::polykv_on_release(const server_slot & slot) {
+    auto & info = polykv_slots[slot.id];
+
+    if (polykv_events()) {
+        const bool done = slot.stop != STOP_TYPE_NONE || info.filled;
+        const char * reason = info.failed ? "error" : !done ? "cancelled" : slot.stop != STOP_TYPE_LIMIT ? "stop" : slot.truncated ? "truncated" : "limit";
+        if (slot.stats.n_gen > 0 && !info.first_token) {
+            polykv_emit("first_token", slot, nullptr);
+        }
+        if (done && !info.failed) {
+            polykv_emit("finished", slot, reason);
+        }
+        polykv_emit("released", slot, reason);
+    }
+
+    info.totals = polykv_get_totals(slot);
+
+    if (slot.task->params.polykv.prefill_only && !info.filled) {
+        slots[slot.id].prompt_clear(); // a cancelled materialisation leaves nothing behind
+    }
+}
