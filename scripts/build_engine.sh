@@ -120,7 +120,7 @@ flags=(
   "-DGGML_CUDA=$cuda" "-DGGML_VULKAN=$vulkan"
 )
 [ "$sanitize" = address ] && flags+=(-DLLAMA_SANITIZE_ADDRESS=ON -DGGML_SANITIZE_ADDRESS=ON)
-[ "$sanitize" = thread ]  && flags+=(-DLLAMA_SANITIZE_THREAD=ON -DGGML_SANITIZE_THREAD=ON -DGGML_OPENMP=OFF)
+[ "$sanitize" = thread ]  && flags+=(-DLLAMA_SANITIZE_THREAD=ON -DGGML_OPENMP=OFF)  # without the kernels: they would be 50 times slower
 source_id() {
   if [ -n "$source_dir" ]; then (cd "$source_dir" && find . -type f -not -path './.git/*' -print0 | sort -z | xargs -0 sha256sum) else cat "$lock_file"; fi
 }
@@ -150,7 +150,7 @@ install_engine() {
 }
 link_tree() {  # vendor/llamafile/llama.cpp: the tree, for reading
   local link=$root/vendor/llamafile/llama.cpp
-  [ -n "$source_dir" ] || [ ! -d "$cache/trees/$tree_key/src" ] || { [ -e "$link" ] && [ ! -L "$link" ]; } || ln -sfn "$cache/trees/$tree_key/src" "$link"
+  [ -n "$source_dir$sanitize" ] || [ ! -d "$cache/trees/$tree_key/src" ] || { [ -e "$link" ] && [ ! -L "$link" ]; } || ln -sfn "$cache/trees/$tree_key/src" "$link"
 }
 
 if [ $times = 0 ] && [ -x "$cache/engines/$key/llama-server" ]; then install_engine; link_tree; exit 0; fi

@@ -11,8 +11,9 @@ from polykv_proxy.api.relay import UpstreamPool
 from polykv_proxy.ports import EngineAddress
 from tests.fakes.relay_rig import Client, RelayRig, request
 from tests.fakes.stub_engine import SSE_HEAD, Do, Script, Seen, Stub, reply
+from tests.lengths import length
 
-ROUNDS = 12
+ROUNDS = length(12, 50)
 CHAT = request(b"POST", b"/v1/chat/completions", b'{"stream":true}')
 
 SCRIPTS: dict[bytes, Script] = {

@@ -14,9 +14,10 @@ import pytest
 from polykv_proxy.engine.address import RunFolder, private_address
 from polykv_proxy.engine.status import EngineState
 from polykv_proxy.engine.supervisor import EngineStartError, Supervisor, SupervisorLimits
+from tests.lengths import length
 
 FAKE = Path(__file__).parents[1] / "fakes" / "fake_engine_process.py"
-SCALE = 1 / 60
+SCALE = length(1 / 60, 1.0)
 
 
 class Rig:
@@ -57,9 +58,9 @@ def folder(tmp_path: Path):
 @pytest.mark.parametrize("unix", [True, False])
 async def test_a_slow_load_is_waited_for(folder: RunFolder, unix: bool) -> None:
     """Refused, then 503 for three times the limit, then ready: it is never given up. The fake's own start is the only margin."""
-    rig = Rig("slow", folder, unix=unix, idle_s=2.0, scale=0.1)
+    rig = Rig("slow", folder, unix=unix, idle_s=length(2.0, 20.0), scale=length(0.1, 1.0))
     rig.supervisor.start()
-    await asyncio.wait_for(rig.supervisor.first_boot(), 60)
+    await asyncio.wait_for(rig.supervisor.first_boot(), 120)
     assert EngineState.FAILED not in rig.states
     assert rig.supervisor.status.boots == 1
     await rig.supervisor.stop()

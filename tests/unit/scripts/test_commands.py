@@ -26,6 +26,7 @@ def run(name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
         (["check", "--fix"], "unknown option: --fix"),
         (["patches", "undo"], "invalid choice: 'undo'"),
         (["tiny_model", "huge"], "invalid choice: 'huge'"),
+        (["e2e", "kills", "everything"], "unknown phase: everything"),
     ],
 )
 def test_a_bad_option_is_named(command: list[str], said: str) -> None:
@@ -36,7 +37,7 @@ def test_a_bad_option_is_named(command: list[str], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["quickstart", "test", "check", "bench", "build_engine.sh", "fetch_models.sh", "patches", "tiny_model"]
+    "name", ["quickstart", "test", "check", "bench", "build_engine.sh", "fetch_models.sh", "patches", "tiny_model", "e2e", "soak"]
 )
 def test_every_command_has_help(name: str) -> None:
     """--help prints a usage line and does nothing else."""
