@@ -43,7 +43,7 @@ polykv_slot_totals server_context_impl::polykv_get_totals(const server_slot & sl
     res.n_prompt  += slot.stats.n_prompt_processed;
     res.n_cached  += slot.stats.n_prompt_cached;
     if (slot.stats.t_gen_last > 0) {
-        res.t_last_token_us = polykv_now_us() - (ggml_time_us() - slot.stats.t_gen_last);
+        res.t_last_token_us = polykv_unix_us(slot.stats.t_gen_last);
     }
     return res;
 }
