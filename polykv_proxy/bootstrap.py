@@ -135,7 +135,7 @@ class Proxy:
         prepared, settings = self._prepared, self._settings
         asyncio.get_running_loop().set_exception_handler(loop_errors)
         client = EngineClient(prepared.address, prepared.key, api_key=prepared.engine_key, api_prefix=prepared.api_prefix)
-        limits = LedgerLimits(settings.max_pool_objects, settings.session_ttl_s)
+        limits = LedgerLimits(settings.max_pool_objects, settings.session_ttl_s, settings.pool_grace_s)
         runtime = await Runtime.start(client, RuntimeOptions(self._state_dir(), limits))
         if not settings.off:
             self._relay.gate = PoolGate(runtime, settings.default_pool)

@@ -69,6 +69,7 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
     default_pool: Annotated[str | None, _option("default_pool", panel=_POOLS)] = None,
     max_pools: Annotated[str | None, _option("max_pools", panel=_POOLS, metavar="auto|N")] = None,
     max_pool_objects: Annotated[int | None, _option("max_pool_objects", panel=_POOLS)] = None,
+    pool_grace_s: Annotated[float | None, _option("pool_grace_s", panel=_POOLS)] = None,
     session_ttl_s: Annotated[float | None, _option("session_ttl_s", panel=_POOLS)] = None,
     state_dir: Annotated[Path | None, _option("state_dir", panel=_POOLS)] = None,
     off: Annotated[bool, _option("off", "--off", panel=_POOLS)] = False,

@@ -48,6 +48,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "prefix_mismatch": Kind(409, "conflict_error"),
         "pool_busy": Kind(409, "conflict_error"),
         "pool_has_children": Kind(409, "conflict_error"),
+        "pool_pinned": Kind(409, "conflict_error"),
         "pool_releasing": Kind(409, "conflict_error"),
         "session_not_resident": Kind(409, "conflict_error"),
         "idempotency_mismatch": Kind(409, "conflict_error"),

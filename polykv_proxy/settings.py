@@ -54,6 +54,9 @@ class Settings(BaseSettings):
         "auto", description="Resident pools the engine reserves room for, 0 to 255; auto is 16 on plain attention, else 4."
     )
     max_pool_objects: int = Field(1024, ge=1, description="Pools that may exist, resident or not.")
+    pool_grace_s: float = Field(
+        30.0, ge=0, description="Seconds for which a pool is not evicted to make room after the last user of it, or below it, left."
+    )
     session_ttl_s: float = Field(600.0, gt=0, description="Seconds after which an idle session ends.")
     body_limit_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, description="Largest body in bytes of routes that are scanned for pools; no limit elsewhere."

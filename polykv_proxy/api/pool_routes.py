@@ -1,4 +1,4 @@
-"""`/polykv/pools`: create, fork, list, show, release.
+"""`/polykv/pools`: create, fork, list, show.
 
 Law: parse, call the runtime, render; no decision is made here.
 """
@@ -11,9 +11,9 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from polykv_proxy.api.context import ApiContext, read_body
+from polykv_proxy.api.queries import find, flag, tagged, whole
 from polykv_proxy.api.waiting import as_events, first_step, outcome, outcome_for
 from polykv_proxy.api.wire import CreatePool, ForkPool, parse
-from polykv_proxy.core.pools import Pool, is_pool_number
 from polykv_proxy.errors import ApiError
 from polykv_proxy.runtime.idempotency import Ticket
 from polykv_proxy.runtime.journal import Reply
@@ -36,10 +36,10 @@ def pool_routes(context: ApiContext) -> APIRouter:
     @router.post("/polykv/pools/{key}/fork")
     async def fork_pool(request: Request, key: str) -> Response:
         body = await read_body(context, request)
-        return await make(request, body, replace(parse(ForkPool, body).spec(), parent=_find(context, key).pool_id))
+        return await make(request, body, replace(parse(ForkPool, body).spec(), parent=find(context, key).pool_id))
 
     async def make(request: Request, body: bytes, spec: PoolSpec) -> Response:
-        wait, stream = _flag(request, "wait", default=True), _flag(request, "stream", default=False)
+        wait, stream = flag(request, "wait", default=True), flag(request, "stream", default=False)
         ticket = _ticket(request, body)
         if ticket is not None and (reply := runtime.pools.desk.replay(ticket, runtime.hub.clock.wall())) is not None:
             return _replayed(reply)
@@ -49,28 +49,17 @@ def pool_routes(context: ApiContext) -> APIRouter:
         return await _awaited(request, flight) if wait else await _accepted(context, flight)
 
     @router.get("/polykv/pools")
-    async def list_pools() -> Response:
-        return JSONResponse(runtime.view.pools(runtime.hub.hello, await runtime.state()))
+    async def list_pools(request: Request) -> Response:
+        depth = whole(request, "depth", at_least=1)
+        return tagged(request, runtime.view.pools(runtime.hub.hello, await runtime.state(), depth))
 
     @router.get("/polykv/pools/{key}")
-    async def show_pool(key: str) -> Response:
+    async def show_pool(request: Request, key: str) -> Response:
+        depth = whole(request, "depth", at_least=0)
         state = await runtime.state()
-        return JSONResponse(runtime.view.pool(_find(context, key), runtime.hub.hello, state))
-
-    @router.delete("/polykv/pools/{key}")
-    async def release_pool(key: str) -> Response:
-        pool = _find(context, key)
-        n_running, detached = await runtime.lifetimes.release(pool.pool_id)
-        facts = {"pool_id": pool.pool_id, "name": pool.name, "detached_sessions": list(detached)}
-        if n_running:
-            return JSONResponse({**facts, "residency": "releasing", "n_running": n_running}, status_code=202)
-        return JSONResponse({**facts, "released": True})
+        return tagged(request, runtime.view.subtree(find(context, key), runtime.hub.hello, state, depth))
 
     return router
-
-
-def _find(context: ApiContext, key: str) -> Pool:
-    return context.runtime.pools.find(int(key) if is_pool_number(key) else key)
 
 
 async def _awaited(request: Request, flight: PoolFlight) -> Response:
@@ -120,14 +109,3 @@ def _ticket(request: Request, body: bytes) -> Ticket | None:
             "invalid_request", f"Idempotency-Key must be 1 to {_MAX_KEY} printable ASCII characters", param="Idempotency-Key"
         )
     return Ticket.of(key, request.url.path, body)
-
-
-def _flag(request: Request, name: str, *, default: bool) -> bool:
-    value = request.query_params.get(name)
-    if value is None:
-        return default
-    if value in {"1", "true"}:
-        return True
-    if value in {"0", "false"}:
-        return False
-    raise ApiError("invalid_request", f"{name} must be 0 or 1, not {value!r:.40}", param=name)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
@@ -20,6 +20,8 @@ from polykv_proxy.runtime.prefixes import Conversation
 
 TokenId = Annotated[StrictInt, Field(ge=0, le=INT32_MAX)]
 Body = TypeVar("Body", bound=BaseModel)
+LEASE_S = 600.0
+"""Seconds for which a pin holds unless it says otherwise."""
 _SOURCES = ("tokens", "prompt", "messages", "from_session")
 
 
@@ -83,6 +85,31 @@ class ForkPool(CreatePool):
                 "branch_pos", "branch_pos is the number of tokens taken from the parent, at least 1; leave it out to take all"
             )
         return replace(super().spec(), branch_pos=self.branch_pos)
+
+
+class PinPool(BaseModel):
+    """`POST /polykv/pools/{id}/pin`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    owner: Annotated[StrictStr, Field(min_length=1, max_length=MAX_ID)] | None = None
+    lease: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | Literal["none"] = LEASE_S
+
+
+class UnpinPool(BaseModel):
+    """`POST /polykv/pools/{id}/unpin`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    owner: Annotated[StrictStr, Field(min_length=1, max_length=MAX_ID)] | None = None
+
+
+class RenewPool(BaseModel):
+    """`POST /polykv/pools/{id}/renew`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
 
 
 def parse(model: type[Body], raw: bytes) -> Body:

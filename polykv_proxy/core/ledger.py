@@ -34,10 +34,11 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class LedgerLimits:
-    """Bounds: number of pool objects, seconds until an idle session ends."""
+    """Bounds: number of pool objects, seconds until an idle session ends, seconds for which a left pool stays anyway."""
 
     max_pool_objects: int = 1024
     session_ttl_s: float = 600.0
+    pool_grace_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class Ledger:
 
     def __init__(self, limits: LedgerLimits, *, first_number: int = 1, next_pool_id: int = 1) -> None:
         self.limits = limits
+        self.first_number = first_number
         self.tree = PoolTree(next_pool_id)
         self.sessions = SessionLedger(first_number)
         self.books = Books()
@@ -218,7 +220,7 @@ class Ledger:
     def begin_release(self, pool_id: int) -> Pool:
         """Mark a pool releasing, so that nothing new attaches; returns the record as it was.
 
-        ApiError 404 for an unknown pool, 409 with children. `commit_release` or `revert_release` must follow.
+        ApiError 404 for an unknown pool, 409 with children or a pin. `commit_release` or `revert_release` must follow.
         """
         pool = self.tree.get(pool_id)
         if pool is None:
@@ -227,18 +229,27 @@ class Ledger:
             raise ApiError("pool_releasing", f"pool {pool_id} is being released already", param="pool_id")
         children = self.tree.children(pool_id)
         if children:
-            message = f"pool {pool_id} has children {children}; release them first"
+            message = f"pool {pool_id} has children {children}; release them first, or all that nobody uses with ?recursive=1"
             raise ApiError("pool_has_children", message, param="pool_id", extra={"children": children})
-        self.tree.put(replace(pool, residency=Residency.RELEASING))
-        self._undecided.add(pool_id)
+        if pool.pin is not None:
+            by = f" by {pool.pin.owner!r}" if pool.pin.owner else ""
+            message = f"pool {pool_id} is pinned{by}; unpin it first"
+            raise ApiError("pool_pinned", message, param="pool_id", extra={"owner": pool.pin.owner})
+        self.mark_releasing(pool)
         return pool
+
+    def mark_releasing(self, pool: Pool) -> None:
+        """Nothing new attaches from now on; what becomes of it is decided by commit or revert."""
+        self.tree.put(replace(pool, residency=Residency.RELEASING))
+        self._undecided.add(pool.pool_id)
 
     def revert_release(self, before: Pool) -> None:
         """The release could not be written down: the pool is what it was."""
         self._undecided.discard(before.pool_id)
         now = self.tree.get(before.pool_id)
         if now is not None:
-            self.tree.put(replace(before, counts=now.counts, last_access_ts=now.last_access_ts))
+            residency = before.residency if before.seq is None or now.seq is not None else Residency.LOST
+            self.tree.put(replace(now, residency=residency))
 
     def commit_release(self, pool_id: int) -> Releasing:
         """Release for good: at once when nothing runs on it, else when the last book closes. Idle sessions are detached."""
@@ -265,8 +276,20 @@ class Ledger:
         """The engine does not hold a resident pool's sequence any more."""
         pool = self.tree.get(pool_id)
         if pool is not None and pool.residency is Residency.RESIDENT:
-            self._placements.pop(pool_id, None)
-            self._displace(pool, reason)
+            self.displace(pool_id, Residency.LOST, reason)
+
+    def restore_terms(self, before: Pool) -> None:
+        """A change of a pool's pin or time to live could not be written down: they are what they were."""
+        pool = self.tree.get(before.pool_id)
+        if pool is not None:
+            self.tree.put(replace(pool, pin=before.pin, ttl_s=before.ttl_s))
+
+    def displace(self, pool_id: int, residency: Residency, reason: str) -> Placement | None:
+        """Take a pool's KV away in the records: where it was."""
+        pool = self.tree.get(pool_id)
+        if pool is not None:
+            self.tree.put(pool.displaced(residency, reason))
+        return self._placements.pop(pool_id, None)
 
     def _displace(self, pool: Pool, reason: str) -> None:
         self.tree.put(pool.displaced(Residency.LOST, reason))
@@ -296,6 +319,8 @@ class Ledger:
         if wish.session_id is None:
             return None
         session = self.sessions.open(wish.session_id, now)
+        if pool is not None and session.pool_id not in {None, pool.pool_id}:
+            self._detached(session.pool_id, now)
         entered = replace(
             session,
             n_streams=session.n_streams + 1,
@@ -315,7 +340,7 @@ class Ledger:
             self._count(after.pool_id, event)
         self._measure(after, event)
         self._follow_session(before, after, now)
-        return self._when_closed(after) if after.closed else []
+        return self._when_closed(after, now) if after.closed else []
 
     def http_done(self, req: int, now: float, *, refused: bool) -> list[Command]:
         """The HTTP exchange of a request is over."""
@@ -324,7 +349,7 @@ class Ledger:
             return []
         before, after = change
         self._follow_session(before, after, now)
-        return self._when_closed(after) if after.closed else []
+        return self._when_closed(after, now) if after.closed else []
 
     def abandon(self, req: int, now: float) -> list[Command]:
         """A request that never reached the engine is over."""
@@ -332,7 +357,7 @@ class Ledger:
         if book is None:
             return []
         self._leave_session(book, now)
-        return self._when_closed(book)
+        return self._when_closed(book, now)
 
     def settle_overdue(self, snapshot: EngineSnapshot, now: float) -> list[Command]:
         """Close the books whose HTTP ended a while ago and whose request the engine does not run."""
@@ -380,7 +405,15 @@ class Ledger:
             self._placements.pop(pool_id, None)
             self.tree.put(replace(pool, counts=counts).displaced(Residency.LOST, "the engine no longer holds its sequence"))
 
-    def _when_closed(self, book: Book) -> list[Command]:
+    def _detached(self, pool_id: int | None, now: float) -> None:
+        """Somebody left a pool: it, and all above it, were in use until now."""
+        pool = self.tree.get(pool_id) if pool_id is not None else None
+        if pool is not None:
+            for left in (pool, *self.tree.ancestors(pool.pool_id)):
+                self.tree.put(replace(left, detached_ts=now))
+
+    def _when_closed(self, book: Book, now: float) -> list[Command]:
+        self._detached(book.pool_id, now)
         pool = self.tree.get(book.pool_id) if book.pool_id is not None else None
         if pool is None or pool.residency is not Residency.RELEASING:
             return []
@@ -390,24 +423,31 @@ class Ledger:
 
     # -- sessions and time --------------------------------------------------------------------------------------------
 
-    def end_session(self, session_id: str) -> Session:
+    def end_session(self, session_id: str, now: float) -> Session:
         """Forget a session; its requests' books close on the engine's events. ApiError 404 for an unknown one."""
         session = self.sessions.end(session_id)
         if session is None:
             raise ApiError("session_not_found", f"there is no session {session_id!r}; GET /polykv/sessions lists those there are")
+        self._detached(session.pool_id, now)
         return session
 
     def sweep(self, now: float) -> list[Command]:
         """What time alone ends: idle sessions, and unused pools with a `ttl_s`."""
         commands: list[Command] = []
         for session in self.sessions.expired(now, self.limits.session_ttl_s):
-            self.sessions.end(session.session_id)
+            self.end_session(session.session_id, now)
             commands.append(EndSession(session.number))
         commands += [ExpirePool(pool.pool_id) for pool in self.tree if self._pool_expired(pool, now)]
         return commands
 
+    def expired(self, pool_id: int, now: float) -> bool:
+        """Is a pool's time to live over, now that its release is at hand?"""
+        pool = self.tree.get(pool_id)
+        return pool is not None and self._pool_expired(pool, now)
+
     def _pool_expired(self, pool: Pool, now: float) -> bool:
-        if pool.ttl_s is None or now - pool.last_access_ts < pool.ttl_s:
+        if pool.ttl_s is None or pool.pin is not None or now - pool.last_used_ts < pool.ttl_s:
             return False
-        settled = pool.residency not in {Residency.MATERIALIZING, Residency.RELEASING}
-        return settled and not self.books.of_pool(pool.pool_id) and not self.tree.children(pool.pool_id)
+        if pool.residency in {Residency.MATERIALIZING, Residency.RELEASING} or self.tree.children(pool.pool_id):
+            return False
+        return not self.books.of_pool(pool.pool_id) and not self.sessions.of_pool(pool.pool_id)

@@ -106,6 +106,11 @@ class Pool:
         return int(self.tokens.size)
 
     @property
+    def last_used_ts(self) -> float:
+        """When a request last took it up, or the last user of it or of anything below left."""
+        return max(self.last_access_ts, self.detached_ts or 0.0)
+
+    @property
     def own_tokens(self) -> Tokens:
         """The tokens `[branch_pos, L)` that the parent does not have."""
         return self.tokens[self.branch_pos :]
@@ -194,12 +199,16 @@ class PoolTree:
             parent = self._pools[parent].parent
         return found
 
+    def levels(self) -> dict[int, int]:
+        """The level of each pool: 1 for roots, one more than its parent's for others."""
+        levels: dict[int, int] = {}
+        for pool in self:
+            levels[pool.pool_id] = levels.get(pool.parent or 0, 0) + 1
+        return levels
+
     def depth(self) -> int:
         """Longest chain of parents, in pools; 0 without pools."""
-        depths: dict[int, int] = {}
-        for pool in self:
-            depths[pool.pool_id] = depths.get(pool.parent or 0, 0) + 1
-        return max(depths.values(), default=0)
+        return max(self.levels().values(), default=0)
 
     def put(self, pool: Pool) -> None:
         """Enter or replace a pool. Ids of entered pools are never handed out again."""

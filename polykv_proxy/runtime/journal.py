@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from polykv_proxy.core.ledger import Placement
-from polykv_proxy.core.pools import Pool, Residency, SeqRef
+from polykv_proxy.core.pools import Pin, Pool, Residency, SeqRef
 from polykv_proxy.core.prefix import Tokens, as_tokens, from_bytes, hash_prefix, to_bytes
 from polykv_proxy.errors import JournalError, SettingsError
 from polykv_proxy.runtime.journal_schema import NewerJournalError, migrate
@@ -30,15 +30,16 @@ IDEMPOTENCY_TTL_S = 24 * 3600.0
 
 _SAVE = """
     INSERT INTO pools (pool_id, name, parent, branch_pos, own_tokens, prefix_hash, fingerprint, source, ttl_s, created_ts,
-                       last_access_ts, boot_id, seq, cells, base, n_shared)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                       last_access_ts, boot_id, seq, cells, base, n_shared, pinned, pin_owner, pin_until_ts)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (pool_id) DO UPDATE SET last_access_ts = excluded.last_access_ts, ttl_s = excluded.ttl_s,
                        boot_id = excluded.boot_id, seq = excluded.seq, cells = excluded.cells, base = excluded.base,
-                       n_shared = excluded.n_shared
+                       n_shared = excluded.n_shared, pinned = excluded.pinned, pin_owner = excluded.pin_owner,
+                       pin_until_ts = excluded.pin_until_ts
 """
 _LOAD = """
     SELECT pool_id, name, parent, branch_pos, own_tokens, prefix_hash, fingerprint, source, ttl_s, created_ts, last_access_ts,
-           boot_id, seq, cells, base, n_shared FROM pools ORDER BY pool_id
+           boot_id, seq, cells, base, n_shared, pinned, pin_owner, pin_until_ts FROM pools ORDER BY pool_id
 """
 
 
@@ -99,9 +100,10 @@ class Journal:
 
         await self._write(write)
 
-    async def drop_pool(self, pool_id: int) -> None:
-        """Remove a pool; unknown ids are fine."""
-        await self._write(lambda db: db.execute("DELETE FROM pools WHERE pool_id = ?", (pool_id,)))
+    async def drop_pools(self, pool_ids: Sequence[int]) -> None:
+        """Remove pools, all or none; unknown ids are fine."""
+        rows = [(pool_id,) for pool_id in pool_ids]
+        await self._write(lambda db: db.executemany("DELETE FROM pools WHERE pool_id = ?", rows))
 
     async def purge_replies(self, now: float) -> None:
         """Forget answers older than a day."""
@@ -193,17 +195,20 @@ def _row(pool: Pool, placement: Placement | None) -> tuple[object, ...]:
         pool.source,
         pool.ttl_s,
         pool.created_ts,
-        pool.last_access_ts,
+        pool.last_used_ts,
         placement.boot_id if placement else None,
         str(placement.seq) if placement else None,
         placement.cells if placement else 0,
         str(placement.base) if placement and placement.base else None,
         placement.n_shared if placement else 0,
+        pool.pin is not None,
+        pool.pin.owner if pool.pin else None,
+        pool.pin.until_ts if pool.pin else None,
     )
 
 
 def _pool(row: tuple[object, ...], prefixes: dict[int, Tokens]) -> tuple[Pool, Placement | None]:
-    pool_id, name, parent, branch_pos, own, prefix_hash, fingerprint, source, ttl_s, created, used, *placed = row
+    pool_id, name, parent, branch_pos, own, prefix_hash, fingerprint, source, ttl_s, created, used, *rest = row
     assert isinstance(pool_id, int)
     assert isinstance(own, bytes)
     assert isinstance(branch_pos, int)
@@ -228,8 +233,15 @@ def _pool(row: tuple[object, ...], prefixes: dict[int, Tokens]) -> tuple[Pool, P
         branch_pos=branch_pos,
         source=str(source),
         ttl_s=None if ttl_s is None else float(str(ttl_s)),
+        pin=_pin(*rest[5:]),
     )
-    return pool, _placement(*placed)
+    return pool, _placement(*rest[:5])
+
+
+def _pin(pinned: object, owner: object, until: object) -> Pin | None:
+    if not pinned:
+        return None
+    return Pin(None if owner is None else str(owner), None if until is None else float(str(until)))
 
 
 def _placement(boot_id: object, seq: object, cells: object, base: object, n_shared: object) -> Placement | None:

@@ -38,6 +38,11 @@ STEPS = (
     ALTER TABLE pools ADD COLUMN base TEXT;
     ALTER TABLE pools ADD COLUMN n_shared INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    ALTER TABLE pools ADD COLUMN pinned INTEGER NOT NULL DEFAULT 0;
+    ALTER TABLE pools ADD COLUMN pin_owner TEXT;
+    ALTER TABLE pools ADD COLUMN pin_until_ts REAL;
+    """,
 )
 
 

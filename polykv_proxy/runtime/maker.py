@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 
 from polykv_proxy.core.pools import SeqRef
 from polykv_proxy.engine import wire
-from polykv_proxy.errors import EngineError
+from polykv_proxy.errors import EngineError, EngineRefusedError
 from polykv_proxy.runtime.hub import Hub
+from polykv_proxy.runtime.room import Room
 
 log = logging.getLogger("polykv.maker")
 
@@ -23,9 +24,22 @@ class Maker:
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        self.room = Room(hub)
 
-    async def make(self, body: Mapping[str, object], report: Callable[[wire.Progress], None]) -> wire.Made:
-        """Materialise or snapshot. Cancelled, or failed: nothing is left behind, at the latest after a sweep."""
+    async def make(self, body: Mapping[str, object], report: Callable[[wire.Progress], None], n_cells: int = 0) -> wire.Made:
+        """Materialise or snapshot, idle pools making room where it lacks; `n_cells` is what it needs beyond its parent's.
+
+        Cancelled, or failed: nothing is left behind, at the latest after a sweep.
+        """
+        await self.room.for_cells(n_cells)
+        while True:
+            try:
+                return await self._try(body, report)
+            except EngineRefusedError as error:
+                if not await self.room.after(error):
+                    raise
+
+    async def _try(self, body: Mapping[str, object], report: Callable[[wire.Progress], None]) -> wire.Made:
         stream = self._hub.client.make_seq(body)
         try:
             async with contextlib.aclosing(stream):

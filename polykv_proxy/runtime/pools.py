@@ -32,9 +32,6 @@ from polykv_proxy.runtime.texts import with_texts
 
 log = logging.getLogger("polykv.pools")
 
-NO_ROOM = frozenset({"no_seq_ids", "too_long"})
-"""The engine's words for: no sequence id, or no cells, left."""
-
 
 class PoolService:
     """Makes and rebuilds pools. `show` renders a pool for a reply."""
@@ -230,7 +227,8 @@ class PoolService:
         if parent is not None:
             body |= {"parent_seq": str(parent), "branch_pos": pool.branch_pos}
         boot_id = self._hub.boot_id
-        made = await self.maker.make(body, lambda step: flight.report(Step(pool.pool_id, step)))
+        n_cells = pool.prefix_len - (pool.branch_pos if parent is not None else 0)
+        made = await self.maker.make(body, lambda step: flight.report(Step(pool.pool_id, step)), n_cells)
         return made, Placement(boot_id, made.ref, made.cells, parent, made.n_shared)
 
     async def _bring_parent(self, pool: Pool) -> SeqRef | None:
@@ -240,7 +238,7 @@ class PoolService:
             try:
                 await (self.flight(parent.pool_id) or self.rebuild(parent.pool_id)).wait()
             except ApiError as error:
-                if error.code not in {"pool_seqs_exhausted", "cannot_fit"}:
+                if error.code not in {"pool_seqs_exhausted", "saturated"}:
                     raise
                 log.info("pool %d is made without its parent %d: %s", pool.pool_id, parent.pool_id, error)
             parent = self._tree.get(parent.pool_id)

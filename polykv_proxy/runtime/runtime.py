@@ -65,7 +65,7 @@ class Runtime:
         self.lifetimes = LifetimeService(hub, pools)
         self.requests = RequestDesk(hub, pools)
         self.link = EngineLink(hub)
-        self.view = View(hub.ledger)
+        self.view = View(hub.ledger, hub.ledger.first_number)
         self._folder = folder
         self._saved_access: dict[int, float] = {}
 
@@ -92,7 +92,7 @@ class Runtime:
 
         runtime = cls(hub, PoolService(hub, show, found.replies), folder)
         hub.on_expire = runtime._expire
-        runtime.pools.on_unwanted = runtime.lifetimes.release
+        runtime.pools.on_unwanted = runtime.lifetimes.release_unwanted
         hub.start()
         hub.spawn(runtime.link.run())
         if options.sweep_s is not None:
@@ -124,6 +124,7 @@ class Runtime:
             state = await self.state()
             if state is not None:
                 hub.post(hub.ledger.settle_overdue(state.snapshot(), now))
+        self.lifetimes.end_leases()
         await self.pools.sweep()
         await self._save_access()
 
@@ -140,13 +141,15 @@ class Runtime:
     async def end_session(self, session_id: str) -> SessionEnded:
         """End a session: its requests are cancelled and its cells freed. ApiError 404 for an unknown one."""
         self.hub.require_engine()
-        session = self.hub.ledger.end_session(session_id)
+        session = self.hub.ledger.end_session(session_id, self.hub.clock.wall())
         try:
             return await self.hub.client.end_session(session.number)
         except EngineError as error:
             raise api_error(error) from error
 
     async def _expire(self, pool_id: int) -> None:
+        if not self.hub.ledger.expired(pool_id, self.hub.clock.wall()):
+            return
         with contextlib.suppress(ApiError):
             await self.lifetimes.release(pool_id)
             log.info("pool %d: its ttl_s is over, released", pool_id)
@@ -166,7 +169,7 @@ class Runtime:
     async def _save_access(self) -> None:
         """Pools with a `ttl_s` count from last use, also over a restart."""
         for pool in list(self.hub.ledger.tree):
-            if pool.ttl_s is None or pool.seq is None or self._saved_access.get(pool.pool_id) == pool.last_access_ts:
+            if pool.ttl_s is None or pool.seq is None or self._saved_access.get(pool.pool_id) == pool.last_used_ts:
                 continue
-            self._saved_access[pool.pool_id] = pool.last_access_ts
+            self._saved_access[pool.pool_id] = pool.last_used_ts
             await self.hub.journal.save_pool(pool, self.hub.ledger.placement(pool.pool_id))

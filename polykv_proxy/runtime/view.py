@@ -1,29 +1,74 @@
 """What callers are shown of pools, sessions and the engine: JSON-ready values from records and the engine's snapshot.
 
-Law: reads only, awaits nothing. KV is counted by ownership: a pool's bytes are those of its own `[branch_pos, L)`.
+Law: reads only, awaits nothing. KV is counted by ownership, see accounts.py.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 
 from polykv_proxy.core.ledger import Ledger
+from polykv_proxy.core.lifetime import WITH_KV
 from polykv_proxy.core.pools import Pool
 from polykv_proxy.core.sessions import Session
 from polykv_proxy.engine.wire import Hello, SlotState, State
+from polykv_proxy.runtime.accounts import Accounts
 
 
 class View:
-    """Renders one ledger. `hello` may be None while no engine is known."""
+    """Renders one ledger. `hello` may be None while no engine is known. `first_seq` starts the numbers of what is new."""
 
-    def __init__(self, ledger: Ledger) -> None:
+    def __init__(self, ledger: Ledger, first_seq: int = 1) -> None:
         self._ledger = ledger
+        self._seq = first_seq
+        self._last_shown = ""
 
     def pool(self, pool: Pool, hello: Hello | None, state: State | None = None) -> dict[str, object]:
         """One pool with its sessions."""
-        books = self._ledger.books.of_pool(pool.pool_id)
-        slots = self._by_session(state)
+        return self._pool(pool, Accounts(self._ledger, hello, state))
+
+    def subtree(self, pool: Pool, hello: Hello | None, state: State | None, depth: int | None = None) -> dict[str, object]:
+        """One pool, and under `subtree` all below it down to `depth` levels, parents first."""
+        accounts = Accounts(self._ledger, hello, state)
+        levels = {pool.pool_id: 0}
+        below = []
+        for found in self._ledger.tree.subtree(pool.pool_id)[1:]:
+            levels[found.pool_id] = levels[found.parent or 0] + 1
+            if depth is None or levels[found.pool_id] <= depth:
+                below.append(self._pool(found, accounts))
+        return {**self._pool(pool, accounts), "subtree": below}
+
+    def pools(self, hello: Hello | None, state: State | None, depth: int | None = None) -> dict[str, object]:
+        """All pools by id, down to `depth` levels, the budget of sequence ids, and `seq`, which grows with anything new here."""
+        accounts = Accounts(self._ledger, hello, state)
+        shown = {
+            "pools": [self._pool(pool, accounts) for pool in self._ledger.tree],
+            "tree_depth": self._ledger.tree.depth(),
+            "seq_ids_used": len(state.seqs) if state else 0,
+            "seq_ids_max": hello.max_pools if hello else 0,
+            "other_kv_bytes": self._other_bytes(accounts),
+            "kv_bytes": accounts.all_bytes(),
+        }
+        text = json.dumps(shown)
+        if text != self._last_shown:
+            self._last_shown, self._seq = text, self._seq + 1
+        if depth is not None:
+            levels = self._ledger.tree.levels()
+            listed = zip(self._ledger.tree, list(shown["pools"]), strict=True)  # type: ignore[call-overload]
+            shown["pools"] = [one for pool, one in listed if levels[pool.pool_id] <= depth]
+        return {**shown, "seq": self._seq}
+
+    def _other_bytes(self, accounts: Accounts) -> int:
+        """Cells of slots without a session, and of sessions that are attached to no pool."""
+        detached = [session.number for session in self._ledger.sessions if session.pool_id is None]
+        return sum(accounts.session_bytes(number) for number in (0, *detached))
+
+    def _pool(self, pool: Pool, accounts: Accounts) -> dict[str, object]:
+        uses = accounts.uses
+        children = self._ledger.tree.children(pool.pool_id)
+        sessions = sorted(self._ledger.sessions.of_pool(pool.pool_id), key=lambda session: session.number)
+        unused = not children and not sessions and not uses.running[pool.pool_id]
         return {
             "pool_id": pool.pool_id,
             "name": pool.name,
@@ -35,30 +80,27 @@ class View:
             "residency": pool.residency.value,
             "reason": pool.reason,
             "source": pool.source,
-            "own_kv_bytes": _own_bytes(pool, hello),
-            "n_running": len(books),
-            "children": self._ledger.tree.children(pool.pool_id),
-            "sessions": [_pool_session(s, slots[s.number], hello) for s in self._ledger.sessions.of_pool(pool.pool_id)],
+            "own_kv_bytes": accounts.own_bytes(pool.pool_id),
+            "subtree_kv_bytes": accounts.subtree_bytes(pool.pool_id),
+            "pinned": pool.pin is not None,
+            "pin_owner": pool.pin.owner if pool.pin else None,
+            "pin_until_ts": pool.pin.until_ts if pool.pin else None,
+            "orphaned_pin": pool.pin is not None and unused,
+            "kept_by": keep.value if (keep := uses.keep(pool)) and pool.residency in WITH_KV else None,
+            "n_running": uses.running[pool.pool_id],
+            "children": children,
+            "sessions": [_pool_session(session, accounts) for session in sessions],
             "n_queries": pool.counts.n_queries,
             "n_hits": pool.counts.n_hits,
             "n_tokens_shared": pool.counts.n_tokens_shared,
             "ttl_s": pool.ttl_s,
             "created_ts": pool.created_ts,
-            "last_access_ts": pool.last_access_ts,
-        }
-
-    def pools(self, hello: Hello | None, state: State | None) -> dict[str, object]:
-        """All pools and the budget of sequence ids."""
-        return {
-            "pools": [self.pool(pool, hello, state) for pool in self._ledger.tree],
-            "tree_depth": self._ledger.tree.depth(),
-            "seq_ids_used": len(state.seqs) if state else 0,
-            "seq_ids_max": hello.max_pools if hello else 0,
+            "last_access_ts": pool.last_used_ts,
         }
 
     def session(self, session: Session, state: State | None) -> dict[str, object]:
         """One named session."""
-        slots = self._by_session(state)[session.number]
+        slots = Accounts(self._ledger, None, state).by_session.get(session.number, [])
         return {
             "session_id": session.session_id,
             "ephemeral": False,
@@ -77,8 +119,8 @@ class View:
         """All named sessions, and the running requests that named none."""
         named = sorted(self._ledger.sessions, key=lambda session: session.number)
         listed = [self.session(session, state) for session in named]
-        working = [slot for slot in (state.slots if state else []) if slot.state != "idle"]
-        return {"sessions": listed + [self._ephemeral(slot) for slot in working if not self._session_of(slot)]}
+        unnamed = Accounts(self._ledger, None, state).by_session.get(0, [])
+        return {"sessions": listed + [self._ephemeral(slot) for slot in unnamed if slot.state != "idle"]}
 
     def capacity(self, hello: Hello, state: State) -> dict[str, object]:
         """Sequence ids, cells and slots: used and in all."""
@@ -98,19 +140,6 @@ class View:
             "update": state.update,
         }
 
-    def _by_session(self, state: State | None) -> Mapping[int, list[SlotState]]:
-        """The slots of each session: those that hold its tokens, and those in which further variants of its requests run."""
-        found: defaultdict[int, list[SlotState]] = defaultdict(list)
-        for slot in state.slots if state else []:
-            if slot.n_tokens or slot.state != "idle":
-                found[self._session_of(slot)].append(slot)
-        return found
-
-    def _session_of(self, slot: SlotState) -> int:
-        """The number of the session that a slot works for or keeps tokens of; 0 for none."""
-        book = self._ledger.books.get(slot.req)
-        return slot.session or (book.session if book else None) or 0
-
     def _ephemeral(self, slot: SlotState) -> dict[str, object]:
         book = self._ledger.books.get(slot.req)
         return {
@@ -125,21 +154,14 @@ class View:
         }
 
 
-def _pool_session(session: Session, slots: Sequence[SlotState], hello: Hello | None) -> dict[str, object]:
-    suffix = sum(max(0, slot.n_tokens - slot.n_shared) for slot in slots)
-    per_token = hello.kv.bytes_per_token if hello else 0
+def _pool_session(session: Session, accounts: Accounts) -> dict[str, object]:
+    slots = accounts.by_session.get(session.number, [])
     return {
         "session_id": session.session_id,
         "state": session.state,
-        "suffix_n_tokens": suffix,
-        "marginal_kv_bytes": int(suffix * per_token),
+        "suffix_n_tokens": sum(max(0, slot.n_tokens - slot.n_shared) for slot in slots),
+        "marginal_kv_bytes": accounts.session_bytes(session.number),
     }
-
-
-def _own_bytes(pool: Pool, hello: Hello | None) -> int:
-    if pool.seq is None or hello is None:
-        return 0
-    return int((pool.prefix_len - pool.branch_pos) * hello.kv.bytes_per_token)
 
 
 def _main(slots: Sequence[SlotState]) -> SlotState | None:

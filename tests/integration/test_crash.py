@@ -170,7 +170,7 @@ async def test_a_journal_that_cannot_be_written_changes_nothing(tmp_path: Path, 
 
         with monkeypatch.context() as broken:
             broken.setattr(proxy.runtime.hub.journal, "save_pool", full)
-            broken.setattr(proxy.runtime.hub.journal, "drop_pool", full)
+            broken.setattr(proxy.runtime.hub.journal, "drop_pools", full)
             create = await proxy.api.post("/polykv/pools", json={"prompt": "another"})
             delete = await proxy.api.delete("/polykv/pools/agents")
             assert [(r.status_code, r.json()["error"]["code"]) for r in (create, delete)] == [(507, "journal_failed")] * 2
@@ -197,7 +197,7 @@ async def test_a_release_that_fails_in_mid_rebuild_leaves_a_pool_that_can_be_reb
             raise JournalError("disk full")
 
         with monkeypatch.context() as broken:
-            broken.setattr(proxy.runtime.hub.journal, "drop_pool", full)
+            broken.setattr(proxy.runtime.hub.journal, "drop_pools", full)
             assert (await proxy.api.delete("/polykv/pools/1")).status_code == 507
         proxy.engine.go()
         assert (await call).status_code == 200

@@ -262,6 +262,7 @@ async def test_what_can_never_fit_is_422_and_what_is_full_is_429(tmp_path: Path)
         long = await proxy.api.post("/polykv/pools", json={"tokens": list(range(16, 216))})
         assert (long.status_code, long.json()["error"]["code"]) == (422, "cannot_fit")
         await proxy.pool(prompt="one")
+        await proxy.api.post("/polykv/pools/1/pin")
         full = await proxy.api.post("/polykv/pools", json={"prompt": "two"})
         error = full.json()["error"]
         assert (full.status_code, error["code"], error["seq_ids_used"], error["seq_ids_max"]) == (429, "pool_seqs_exhausted", 1, 1)

@@ -1,0 +1,83 @@
+"""`/polykv/pools/{id}/pin`, `unpin`, `renew`, `evict`, `flush`, and the release of pools.
+
+Law: parse, call the runtime, render; no decision is made here.
+"""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from polykv_proxy.api.context import ApiContext, key_of, read_body
+from polykv_proxy.api.queries import find, flag
+from polykv_proxy.api.wire import PinPool, RenewPool, UnpinPool, parse
+from polykv_proxy.core.pools import Pool
+from polykv_proxy.errors import ApiError
+
+
+def lifetime_routes(context: ApiContext) -> APIRouter:
+    """The routes."""
+    router = APIRouter()
+    lifetimes = context.runtime.lifetimes
+
+    @router.post("/polykv/pools/{key}/pin")
+    async def pin_pool(request: Request, key: str) -> Response:
+        wanted = parse(PinPool, await read_body(context, request) or b"{}")
+        pool = find(context, key)
+        if wanted.lease == "none":
+            _require_admin(context, request, "a pin without a lease")
+        await lifetimes.pin(pool.pool_id, wanted.owner, None if wanted.lease == "none" else wanted.lease)
+        return _shown(pool)
+
+    @router.post("/polykv/pools/{key}/unpin")
+    async def unpin_pool(request: Request, key: str) -> Response:
+        wanted = parse(UnpinPool, await read_body(context, request) or b"{}")
+        pool = find(context, key)
+        await lifetimes.unpin(pool.pool_id, wanted.owner)
+        return _shown(pool)
+
+    @router.post("/polykv/pools/{key}/renew")
+    async def renew_pool(request: Request, key: str) -> Response:
+        wanted = parse(RenewPool, await read_body(context, request) or b"{}")
+        pool = find(context, key)
+        await lifetimes.renew(pool.pool_id, wanted.ttl_s)
+        return _shown(pool)
+
+    @router.post("/polykv/pools/{key}/evict")
+    async def evict_pool(key: str) -> Response:
+        pool = find(context, key)
+        evicted = await lifetimes.evict(pool.pool_id)
+        return JSONResponse({"pool_id": pool.pool_id, "name": pool.name, "evicted": evicted})
+
+    @router.post("/polykv/pools/{key}/flush")
+    async def flush_pool(key: str) -> Response:
+        pool = find(context, key)
+        flushed = await lifetimes.flush(pool.pool_id)
+        kept = [{"pool_id": pool_id, "kept_by": keep.value} for pool_id, keep in flushed.kept.items()]
+        return JSONResponse({"pool_id": pool.pool_id, "name": pool.name, "evicted": list(flushed.evicted), "kept": kept})
+
+    @router.delete("/polykv/pools/{key}")
+    async def release_pool(request: Request, key: str) -> Response:
+        recursive = flag(request, "recursive", default=False)
+        over_pins = flag(request, "over_pins", default=False)
+        if over_pins and not recursive:
+            raise ApiError("invalid_request", "over_pins goes with recursive=1; unpin a single pool instead", param="over_pins")
+        if over_pins:
+            _require_admin(context, request, "a release over the pins of others")
+        pool = find(context, key)
+        released = await lifetimes.release(pool.pool_id, recursive=recursive, over_pins=over_pins)
+        facts: dict[str, object] = {"pool_id": pool.pool_id, "name": pool.name, "detached_sessions": list(released.detached)}
+        if released.n_running:
+            return JSONResponse({**facts, "residency": "releasing", "n_running": released.n_running}, status_code=202)
+        return JSONResponse({**facts, "released": True, "released_pools": list(released.pool_ids)})
+
+    def _shown(pool: Pool) -> Response:
+        now = context.runtime.pools.find(pool.pool_id)
+        return JSONResponse(context.runtime.view.pool(now, context.runtime.hub.hello))
+
+    return router
+
+
+def _require_admin(context: ApiContext, request: Request, what: str) -> None:
+    if not context.keys.accepts_admin(key_of(request)):
+        raise ApiError("forbidden", f"{what} wants the admin key")

@@ -1,0 +1,56 @@
+"""What the routes take from a path and a query, and how a reply says that nothing is new.
+
+Law: bad values are an ApiError that names them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+from fastapi import Request, Response
+
+from polykv_proxy.api.context import ApiContext
+from polykv_proxy.core.pools import Pool, is_pool_number
+from polykv_proxy.errors import ApiError
+
+NOT_MODIFIED = 304
+
+
+def find(context: ApiContext, key: str) -> Pool:
+    """The pool that a path names, by id or name. ApiError 404."""
+    return context.runtime.pools.find(int(key) if is_pool_number(key) else key)
+
+
+def flag(request: Request, name: str, *, default: bool) -> bool:
+    """A query parameter that is 0 or 1."""
+    value = request.query_params.get(name)
+    if value is None:
+        return default
+    if value in {"1", "true"}:
+        return True
+    if value in {"0", "false"}:
+        return False
+    raise ApiError("invalid_request", f"{name} must be 0 or 1, not {value!r:.40}", param=name)
+
+
+def whole(request: Request, name: str, *, at_least: int) -> int | None:
+    """A query parameter that is a whole number, None without it."""
+    value = request.query_params.get(name)
+    if value is None:
+        return None
+    if not (value.isascii() and value.isdecimal() and len(value) <= 9 and int(value) >= at_least):
+        raise ApiError("invalid_request", f"{name} must be a whole number of at least {at_least}, not {value!r:.40}", param=name)
+    return int(value)
+
+
+def tagged(request: Request, shown: Mapping[str, object]) -> Response:
+    """A JSON reply with its ETag, or 304 for a caller that has it already."""
+    body = json.dumps(shown, ensure_ascii=False, separators=(",", ":")).encode()
+    tag = f'"{hashlib.sha256(body).hexdigest()[:32]}"'
+    headers = {"etag": tag, "cache-control": "no-cache"}
+    known = {one.strip().removeprefix("W/") for one in request.headers.get("if-none-match", "").split(",")}
+    if tag in known or "*" in known:
+        return Response(status_code=NOT_MODIFIED, headers=headers)
+    return Response(body, media_type="application/json", headers=headers)

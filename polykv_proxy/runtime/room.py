@@ -1,0 +1,75 @@
+"""Room for a sequence: idle pools give up theirs when ids or cells run out.
+
+Law: the core says who leaves; nothing leaves while it is used, kept or in vain. Each round evicts at least one pool or gives up.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from polykv_proxy.core.commands import FreeSeq
+from polykv_proxy.core.lifetime import Lifetime
+from polykv_proxy.engine.wire import State
+from polykv_proxy.errors import ApiError, EngineError, EngineRefusedError, JournalError
+from polykv_proxy.runtime.hub import Hub
+
+log = logging.getLogger("polykv.room")
+
+
+class Room:
+    """Makes room in the engine for one hub."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._lifetime = Lifetime(hub.ledger)
+
+    async def for_cells(self, n_cells: int) -> None:
+        """Before a prefill: as many cells as it needs beyond what is free or idle. What cannot be had is the engine's to refuse."""
+        while n_cells:
+            state = await self._hub.client.state()
+            lacking = n_cells - _available(state)
+            if lacking <= 0 or not await self._evict(n_cells=lacking):
+                return
+
+    async def after(self, refused: EngineRefusedError) -> bool:
+        """After a refusal: was something evicted, so that another try makes sense? ApiError 429 when all cells are in use."""
+        if refused.kind == "no_seq_ids":
+            return await self._evict(n_ids=1)
+        if refused.kind != "too_long":
+            return False
+        if await self._evict(n_ids=1):
+            return True
+        message = "the cache is full, and all that it holds is in use or kept; try again later, or start with a larger context"
+        raise ApiError("saturated", message, retry_after_s=5)
+
+    async def relieve(self, low_ratio: float) -> None:
+        """In quiet times: evict an idle pool when less than this part of all cells is free or idle."""
+        state = await self._hub.client.state()
+        if state.cells.total and _available(state) < low_ratio * state.cells.total:
+            await self._evict(n_ids=1)
+
+    async def _evict(self, *, n_ids: int = 0, n_cells: int = 0) -> bool:
+        """Evict by the core's choice; False when there was nothing, or the engine did not take it back."""
+        chosen, commands = self._lifetime.retire(self._hub.clock.wall(), n_ids=n_ids, n_cells=n_cells)
+        taken = bool(chosen)
+        for command in commands:
+            try:
+                if isinstance(command, FreeSeq):
+                    await self._hub.client.free_seq(command.seq)
+                else:
+                    await self._hub.run([command])
+            except EngineError as error:
+                log.warning("sequence of an evicted pool is given back later: %s", error)
+                self._hub.suspect()
+                taken = False
+            except JournalError as error:
+                log.warning("an eviction was not written down: %s", error)
+        if chosen:
+            log.info("pools %s were evicted to make room", chosen)
+        return taken
+
+
+def _available(state: State) -> int:
+    """Cells that are free, or private to idle slots: the engine takes those for itself when it needs them."""
+    idle = sum(slot.n_tokens - slot.n_shared for slot in state.slots if slot.state == "idle")
+    return state.cells.total - state.cells.used + idle
