@@ -49,7 +49,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """One prefix: the proxy's pool and the engine's sequence behind it (once: resident cells cost everyone time)."""
+    """One prefix: a sequence of the engine, and a pool of the proxy in the engine behind that."""
 
     tokens: list[int]
     seed: int
@@ -89,12 +89,14 @@ class Point:
 
 
 class Rig:
-    """Both engines and a proxy in front of the patched one, all with one slot, so that it is known where a request goes."""
+    """An engine for each side, with one slot, so that it is known where a request goes, and with the prefix once: resident cells
+    cost time. The proxy has an engine of its own: it listens to that one's events, which the side without a proxy should not feel.
+    """
 
-    def __init__(self, twin: Engine, engine: Engine, served: Served, client: httpx.Client) -> None:
-        self.twin, self.engine, self.client = twin, engine, client
+    def __init__(self, twin: Engine, engine: Engine, behind: Engine, served: Served, client: httpx.Client) -> None:
+        self.engine, self.client = engine, client
         self.wires = {"stock": Wire(twin.socket), "engine": Wire(engine.socket), "proxy": Wire(served.url)}
-        self.pids = {"stock": [twin.process.pid], "engine": [engine.process.pid], "proxy": [engine.process.pid, served.process.pid]}
+        self.pids = {"stock": [twin.process.pid], "engine": [engine.process.pid], "proxy": [behind.process.pid, served.process.pid]}
         self.numbers = count(1)
 
     def busy_s(self, side: str) -> float:
@@ -146,10 +148,11 @@ def rig(options: Options, plan: Plan) -> Iterator[Rig]:
         tempfile.TemporaryDirectory(prefix="polykv-bench-") as folder,
         stock(options.twin, plan.path, args) as twin,
         Engine(options.engine, plan.path, args) as engine,
-        Served.before(engine.socket, KEY, Path(folder)) as served,
+        Engine(options.engine, plan.path, args) as behind,
+        Served.before(behind.socket, KEY, Path(folder)) as served,
         httpx.Client(base_url=served.url, trust_env=False, timeout=600) as client,
     ):
-        running = Rig(twin, engine, served, client)
+        running = Rig(twin, engine, behind, served, client)
         for side in palindrome(list(running.wires)):
             running.ask(side, {"prompt": tokens(64, 10**6), "cache_prompt": False})
         yield running
@@ -160,8 +163,7 @@ def measure_point(rig: Rig, plan: Plan, n_prefix: int, seed: int) -> Point:
     """One length: the pool and the stock slot are filled first, untimed; then the sides in turns, then the calls."""
     prefix = tokens(n_prefix, seed)
     made = rig.client.post("/polykv/pools", json={"tokens": prefix}).raise_for_status().json()
-    (held,) = rig.engine.state()["seqs"]
-    shared = Shared(prefix, seed, held["seq"], made["pool_id"])
+    shared = Shared(prefix, seed, rig.engine.materialise(prefix), made["pool_id"])
     fresh = [rig.ask("stock", {"prompt": rig.prompt(shared), "cache_prompt": False}).ttft_s for _ in range(plan.n_fresh)]
     sides = {"stock": ask_stock, "engine": ask_engine, "proxy": ask_proxy}
     ttft_s, busy_s = [], []
@@ -177,6 +179,7 @@ def measure_point(rig: Rig, plan: Plan, n_prefix: int, seed: int) -> Point:
         ttft_s.append(ttft)
         busy_s.append(busy)
     calls = [estimate(call(rig, shared) for _ in range(plan.n_calls)) for call in (snapshot, proxy_snapshot, fork)]
+    rig.engine.free(shared.seq)
     rig.client.delete(f"/polykv/pools/{shared.pool_id}").raise_for_status()
     return Point(n_prefix, ttft_s[1:], busy_s[1:], estimate(fresh).median, *calls)
 
