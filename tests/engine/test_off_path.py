@@ -120,7 +120,7 @@ def test_explicit_split_turns_pools_off_with_a_reason(engine_path: Path) -> None
 def test_too_many_pools_are_refused_at_start(engine_path: Path) -> None:
     """More ids than a context has: the engine ends at once and names the number that fits."""
     with (
-        pytest.raises(RuntimeError, match="use --polykv-max-pools 252"),
+        pytest.raises(RuntimeError, match="use --polykv-max-pools 251"),
         Engine(engine_path, tiny_model("full"), ["-np", 4, "-t", 1], max_pools=300),
     ):
         pass

@@ -51,7 +51,7 @@ bool polykv_prepare(common_params & params, int argc, char ** argv) {
         return true;
     }
 
-    const int32_t n_free = (int32_t) llama_max_parallel_sequences() - params.n_parallel;
+    const int32_t n_free = (int32_t) llama_max_parallel_sequences() - params.n_parallel - POLYKV_N_SPARE;
     if (settings.max_pools > n_free) {
         LOG_ERR("polykv: --polykv-max-pools %d and %d slots exceed the %d sequence ids of a context; use --polykv-max-pools %d or fewer slots (-np)\n",
             settings.max_pools, params.n_parallel, (int) llama_max_parallel_sequences(), std::max(0, n_free));
@@ -92,7 +92,7 @@ void polykv_context_params(llama_context_params & cparams) {
         return;
     }
 
-    cparams.n_seq_max += settings.max_pools;
+    cparams.n_seq_max += settings.max_pools + POLYKV_N_SPARE;
     if (cparams.n_outputs_max > 0) {
         cparams.n_outputs_max = std::max(cparams.n_outputs_max, cparams.n_seq_max);
     }

@@ -11,6 +11,9 @@
 struct common_params;
 struct common_arg;
 
+// one more sequence id, for copying parts of a pool to and from a file
+constexpr int32_t POLYKV_N_SPARE = 1;
+
 struct polykv_settings {
     int32_t max_pools = 0;      // sequence ids reserved above the slots, 0 = off
     int32_t n_ctx_slot_cap = 0; // context of one slot where the cache was made unified for the pools, 0 = no cap

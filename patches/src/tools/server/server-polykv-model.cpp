@@ -1,5 +1,6 @@
 #include "server-polykv.h"
 
+#include "build-info.h"
 #include "gguf.h"
 #include "llama-polykv.h"
 #include "polykv.h"
@@ -65,6 +66,17 @@ static std::string polykv_fingerprint(const llama_model * model, const std::stri
     hash.add(ec ? 0 : (uint64_t) size);
 
     return string_format("%016llx", (unsigned long long) hash.state);
+}
+
+std::string polykv_kv_identity(const common_params & params) {
+    std::string res = string_format("%s %s fa%d rope%d/%g/%g yarn%g/%g/%g/%g/%d %s",
+        ggml_type_name(params.cache_type_k), ggml_type_name(params.cache_type_v), (int) params.flash_attn_type,
+        (int) params.rope_scaling_type, params.rope_freq_base, params.rope_freq_scale,
+        params.yarn_ext_factor, params.yarn_attn_factor, params.yarn_beta_fast, params.yarn_beta_slow, params.yarn_orig_ctx, llama_build_info());
+    for (const auto & cv : params.control_vectors) {
+        res += string_format(" cv%s/%g", cv.fname.c_str(), cv.strength);
+    }
+    return res;
 }
 
 json polykv_hello(const llama_model * model, const std::string & path, const std::string & name, const llama_polykv_info & mem) {

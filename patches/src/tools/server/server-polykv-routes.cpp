@@ -148,6 +148,12 @@ static server_http_res_ptr op_response(server_task_result_ptr && result) {
     return res->error.status ? make_json(res->error.to_json(), res->error.status) : make_json(res->data);
 }
 
+static polykv_op make_free_op(const polykv_seq_id & seq) {
+    polykv_op op(polykv_op::FREE_SEQ);
+    op.seq = seq;
+    return op;
+}
+
 static server_http_res_ptr handle_delete_seq(server_context & ctx_server, const server_http_req & req) {
     polykv_op op(polykv_op::FREE_SEQ);
     polykv_seq_record record;
@@ -259,9 +265,7 @@ struct seqs_stream {
 
     ~seqs_stream() {
         if (!delivered && !seq.empty()) {
-            polykv_op op(polykv_op::FREE_SEQ);
-            op.seq = seq;
-            rd.queue_tasks.post(make_op_task(rd, std::move(op)), true); // nobody waits for the result
+            rd.queue_tasks.post(make_op_task(rd, make_free_op(seq)), true); // nobody waits for the result
         }
     }
 
@@ -380,6 +384,140 @@ static server_http_res_ptr handle_post_seqs(server_context & ctx_server, const s
     return res;
 }
 
+//
+// save and restore
+//
+
+static constexpr int32_t POLYKV_PART_TOKENS = 2048; // the main thread copies so many at a time, decoding goes on between
+
+// what a saved state depends on
+static std::string get_file_fingerprint() {
+    const json hello = polykv_get_hub().hello_json();
+    return hello.at("model").value("fingerprint", "") + "/" + hello.value("kv_identity", "");
+}
+
+static std::string get_path(const json & data) {
+    if (!data.is_object() || !data.contains("path") || !data.at("path").is_string() || data.at("path").get<std::string>().substr(0, 1) != "/") {
+        throw std::invalid_argument("path must be an absolute path");
+    }
+    return data.at("path").get<std::string>();
+}
+
+// runs an operation; throws polykv_error
+static void must_run(server_context & ctx_server, polykv_op && op, const server_http_req & req) {
+    const auto result = run_op(ctx_server, std::move(op), req.should_stop);
+    const auto * res  = dynamic_cast<server_task_result_polykv *>(result.get());
+    if (!res) {
+        throw polykv_error { 503, "unavailable_error", "the engine did not answer" };
+    }
+    if (res->error.status) {
+        throw res->error;
+    }
+}
+
+static server_http_res_ptr handle_save(server_context & ctx_server, const server_http_req & req) {
+    polykv_file       file;
+    polykv_seq_id     id;
+    polykv_seq_record record;
+    std::string       path;
+    try {
+        const json data = json::parse(req.body);
+        path = get_path(data);
+        if (data.contains("from")) {
+            file.from = (int32_t) read_int(data, "from", 0, INT32_MAX);
+        }
+    } catch (const std::exception & e) {
+        return make_error(400, "invalid_request_error", e.what());
+    }
+    if (!polykv_seq_id::parse(req.get_param("seq"), id) || !polykv_get_hub().find(id, record) || !record.ready) {
+        return make_error(410, "stale_seq", "there is no sequence " + req.get_param("seq") + " any more");
+    }
+    const int32_t n = (int32_t) record.tokens->size();
+    const bool whole = polykv_get_hub().hello_json().value("prefix_sharing", "") != "any"; // states cannot be cut into parts
+    if (file.from >= n || (whole && file.from > 0)) {
+        return make_error(400, "invalid_request_error", whole ? "this model can save a whole sequence only: from must be 0" : "from must be below the length of the sequence");
+    }
+
+    try {
+        for (int32_t at = file.from; at < n; at = file.parts.back()->to) {
+            polykv_op op(polykv_op::READ_PART);
+            op.seq  = id;
+            op.part = std::make_shared<polykv_part>();
+            op.part->from = at;
+            op.part->to   = whole ? n : std::min(n, at + POLYKV_PART_TOKENS);
+            file.parts.push_back(op.part);
+            must_run(ctx_server, std::move(op), req);
+        }
+        file.fingerprint = get_file_fingerprint();
+        file.tokens      = *record.tokens;
+        file.checkpoints = record.checkpoints;
+        polykv_write_file(path, file);
+    } catch (const polykv_error & error) {
+        return make_json(error.to_json(), error.status);
+    } catch (const std::exception & e) {
+        return make_error(507, "save_failed", e.what());
+    }
+
+    size_t n_bytes = 0;
+    for (const auto & part : file.parts) {
+        n_bytes += part->tgt.size() + part->dft.size();
+    }
+    return make_json({{"n_tokens", n}, {"from", file.from}, {"kv_bytes", n_bytes}});
+}
+
+static server_http_res_ptr handle_restore(server_context & ctx_server, const server_http_req & req) {
+    polykv_file   file;
+    polykv_op     finish(polykv_op::FINISH);
+    const bool    empty = polykv_get_hub().hello_json().value("max_pools", 0) == 0;
+    if (empty) {
+        return make_error(501, "pools_off", "pools are off in this engine");
+    }
+    try {
+        const json data = json::parse(req.body);
+        const std::string path = get_path(data);
+        if (data.contains("parent_seq") && (!data.at("parent_seq").is_string() || !polykv_seq_id::parse(data.at("parent_seq").get<std::string>(), finish.parent))) {
+            return make_error(400, "invalid_request_error", "parent_seq is written seq.gen, for example \"5.3\"");
+        }
+        try {
+            file = polykv_read_file(path, get_file_fingerprint());
+        } catch (const std::exception & e) {
+            return make_error(409, "file_refused", e.what());
+        }
+    } catch (const std::exception & e) {
+        return make_error(400, "invalid_request_error", e.what());
+    }
+    if (file.parts.empty() || (file.from > 0 && finish.parent.empty())) {
+        return make_error(400, "invalid_request_error", string_format("the file holds the tokens from %d on: parent_seq must give those before", file.from));
+    }
+
+    auto rd = ctx_server.get_response_reader();
+    rd.queue_tasks.wait_until_no_sleep();
+    if (!polykv_get_hub().reserve(finish.seq)) {
+        return make_error(429, "no_seq_ids", "all sequence ids for pools are taken");
+    }
+    try {
+        for (const auto & part : file.parts) {
+            polykv_op op(polykv_op::WRITE_PART);
+            op.seq  = finish.seq;
+            op.part = part;
+            must_run(ctx_server, std::move(op), req);
+        }
+        finish.from               = file.from;
+        finish.record.tokens      = std::make_shared<const llama_tokens>(std::move(file.tokens));
+        finish.record.checkpoints = std::move(file.checkpoints);
+        const polykv_seq_id seq = finish.seq;
+        auto result = run_op(ctx_server, std::move(finish), req.should_stop);
+        auto * res = dynamic_cast<server_task_result_polykv *>(result.get());
+        if (!res || res->error.status) {
+            run_op(ctx_server, make_free_op(seq), [] { return polykv_get_hub().stopping(); });
+        }
+        return op_response(std::move(result));
+    } catch (const polykv_error & error) {
+        run_op(ctx_server, make_free_op(finish.seq), [] { return polykv_get_hub().stopping(); });
+        return make_json(error.to_json(), error.status);
+    }
+}
+
 void polykv_register_routes(const server_http_context & ctx_http, server_context & ctx_server) {
     if (polykv_get_settings().key.empty()) {
         return;
@@ -392,6 +530,8 @@ void polykv_register_routes(const server_http_context & ctx_http, server_context
     ctx_http.get (base + "/events",           guarded(handle_events));
     ctx_http.post(base + "/seqs",             guarded([&ctx_server](const server_http_req & req) { return handle_post_seqs(ctx_server, req); }));
     ctx_http.get (base + "/seqs/:seq/tokens", guarded(handle_tokens));
+    ctx_http.post(base + "/seqs/restore",     guarded([&ctx_server](const server_http_req & req) { return handle_restore(ctx_server, req); }));
+    ctx_http.post(base + "/seqs/:seq/save",   guarded([&ctx_server](const server_http_req & req) { return handle_save(ctx_server, req); }));
     ctx_http.del (base + "/seqs/:seq",        guarded([&ctx_server](const server_http_req & req) { return handle_delete_seq(ctx_server, req); }));
     ctx_http.del (base + "/sessions/:session", guarded([&ctx_server](const server_http_req & req) { return handle_delete_session(ctx_server, req); }));
 }

@@ -103,6 +103,9 @@ void server_context_impl::polykv_run_op(const server_task & task) {
         case polykv_op::SNAPSHOT:    polykv_snapshot   (task.id, *task.op); break;
         case polykv_op::FREE_SEQ:    polykv_free_seq   (task.id, *task.op); break;
         case polykv_op::END_SESSION: polykv_end_session(task.id, *task.op); break;
+        case polykv_op::READ_PART:   polykv_read_part  (task.id, *task.op); break;
+        case polykv_op::WRITE_PART:  polykv_write_part (task.id, *task.op); break;
+        case polykv_op::FINISH:      polykv_finish     (task.id, *task.op); break;
     }
 }
 
@@ -183,4 +186,102 @@ void server_context_impl::polykv_end_session(int id_task, const polykv_op & op) 
         slot.prompt_clear();
     }
     polykv_reply(id_task, {}, {{"cancelled", n_cancelled}, {"cells_freed", n_used - llama_polykv_n_used(ctx_tgt)}});
+}
+
+llama_seq_id server_context_impl::polykv_spare_seq() const {
+    return params_base.n_parallel + polykv_get_settings().max_pools;
+}
+
+void server_context_impl::polykv_read_part(int id_task, const polykv_op & op) {
+    polykv_seq_record record;
+    if (!polykv_get_hub().find(op.seq, record) || !record.ready) {
+        polykv_reply(id_task, { 410, "stale_seq", "the sequence was freed while it was being saved" }, {});
+        return;
+    }
+    if (!lora_get_enabled_ids(record.lora).empty()) {
+        polykv_reply(id_task, { 501, "lora", "a sequence made under adapters cannot be saved: a file does not record them" }, {});
+        return;
+    }
+
+    const bool whole = polykv_memory.kind != LLAMA_POLYKV_CLASS_ANY;
+    const llama_seq_id src = whole ? op.seq.seq : polykv_spare_seq();
+
+    if (!whole) {
+        slots[0].mem.seq_rm(src, -1, -1);
+        slots[0].mem.seq_cp(op.seq.seq, src, op.part->from, op.part->to);
+    }
+    const auto get = [&](llama_context * ctx, std::vector<uint8_t> & data) {
+        if (ctx) {
+            data.resize(llama_state_seq_get_size_ext(ctx, src, LLAMA_STATE_SEQ_FLAGS_NONE));
+            llama_state_seq_get_data_ext(ctx, data.data(), data.size(), src, LLAMA_STATE_SEQ_FLAGS_NONE);
+        }
+    };
+    get(ctx_tgt, op.part->tgt);
+    get(ctx_dft, op.part->dft);
+    if (!whole) {
+        slots[0].mem.seq_rm(src, -1, -1);
+    }
+    polykv_reply(id_task, {}, json::object());
+}
+
+void server_context_impl::polykv_write_part(int id_task, const polykv_op & op) {
+    polykv_seq_record record;
+    if (!polykv_get_hub().find(op.seq, record)) {
+        polykv_reply(id_task, { 410, "stale_seq", "the sequence was freed while it was being restored" }, {});
+        return;
+    }
+
+    const bool whole = polykv_memory.kind != LLAMA_POLYKV_CLASS_ANY;
+    const llama_seq_id dst = whole ? op.seq.seq : polykv_spare_seq();
+
+    const auto set = [&](llama_context * ctx, const std::vector<uint8_t> & data) {
+        return !ctx || (!data.empty() && llama_state_seq_set_data_ext(ctx, data.data(), data.size(), dst, LLAMA_STATE_SEQ_FLAGS_NONE) == data.size());
+    };
+    bool ok = set(ctx_tgt, op.part->tgt) && set(ctx_dft, op.part->dft);
+    if (!ok && try_clear_idle_slots()) { // once more with what idle slots held
+        while (!(ok = set(ctx_tgt, op.part->tgt) && set(ctx_dft, op.part->dft)) && try_clear_idle_slots()) {}
+    }
+    if (!whole) {
+        if (ok) {
+            slots[0].mem.seq_cp(dst, op.seq.seq, op.part->from, op.part->to);
+        }
+        slots[0].mem.seq_rm(dst, -1, -1);
+    }
+    if (!ok) {
+        polykv_reply(id_task, { 429, "no_cells", "the saved sequence does not fit into the cache now" }, {});
+        return;
+    }
+    polykv_reply(id_task, {}, json::object());
+}
+
+void server_context_impl::polykv_finish(int id_task, const polykv_op & op) {
+    const int n = (int) op.record.tokens->size();
+
+    if (op.from > 0) {
+        polykv_seq_record parent;
+        const bool known = polykv_get_hub().find(op.parent, parent) && parent.ready;
+        if (!known || (int) parent.tokens->size() < op.from || !std::equal(parent.tokens->begin(), parent.tokens->begin() + op.from, op.record.tokens->begin())) {
+            polykv_reply(id_task, { 409, "file_refused", "parent_seq does not hold the tokens before the saved ones" }, {});
+            return;
+        }
+        slots[0].mem.seq_cp(op.parent.seq, op.seq.seq, 0, op.from);
+    }
+    if (!llama_polykv_verify(ctx_tgt, op.seq.seq, n)) {
+        polykv_reply(id_task, { 409, "file_refused", "the restored positions are not those of the saved sequence" }, {});
+        return;
+    }
+
+    polykv_seq_record record = op.record;
+    record.lora    = params_base.lora_adapters;
+    for (auto & adapter : record.lora) {
+        adapter.scale = 0.0f;
+    }
+    record.n_cells = llama_polykv_n_cells(ctx_tgt, op.seq.seq, nullptr);
+    const uint32_t n_cells = record.n_cells;
+    if (!polykv_get_hub().commit(op.seq, std::move(record))) {
+        slots[0].mem.seq_rm(op.seq.seq, -1, -1);
+        polykv_reply(id_task, { 410, "stale_seq", "the sequence was freed while it was being restored" }, {});
+        return;
+    }
+    polykv_reply(id_task, {}, {{"seq", op.seq.str()}, {"n_tokens", n}, {"n_shared", op.from}, {"cells", n_cells}});
 }

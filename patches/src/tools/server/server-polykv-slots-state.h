@@ -6,10 +6,10 @@ void server_context_impl::polykv_boot() {
 
     polykv_slots.assign(slots.size(), {});
     polykv_no_draft = false;
-    polykv_memory   = llama_polykv_get_info(ctx_tgt, settings.max_pools);
+    polykv_memory   = llama_polykv_get_info(ctx_tgt, settings.on() ? settings.max_pools + POLYKV_N_SPARE : 0);
 
-    for (int i = 0; i < settings.max_pools; ++i) {
-        llama_set_sampler(ctx_tgt, params_base.n_parallel + i, nullptr); // backend sampling gave every id one
+    for (int i = params_base.n_parallel; i < (int) llama_n_seq_max(ctx_tgt); ++i) {
+        llama_set_sampler(ctx_tgt, i, nullptr); // backend sampling gave every id one
     }
     if (polykv_memory.price_bytes > 0) {
         SRV_INF("polykv: %d pool ids cost %.1f MiB on this model\n", settings.max_pools, polykv_memory.price_bytes / 1024.0 / 1024.0);
@@ -24,6 +24,7 @@ void server_context_impl::polykv_boot() {
         hello["cache_reuse"]              = params_base.n_cache_reuse;
         hello["speculative"]              = spec != nullptr;
         hello["kv"]["unified"]            = params_base.kv_unified;
+        hello["kv_identity"]              = polykv_kv_identity(params_base);
         hello["model"]["multimodal"]      = mctx != nullptr;
         polykv_get_hub().boot(params_base.n_parallel, settings.max_pools, std::move(hello));
         polykv_publish();

@@ -206,17 +206,47 @@ polykv_hub & polykv_get_hub();
 
 // work for the main thread, carried by a task of type SERVER_TASK_TYPE_POLYKV
 struct polykv_op {
-    enum kind_t { SNAPSHOT, FREE_SEQ, END_SESSION } kind;
+    enum kind_t { SNAPSHOT, FREE_SEQ, END_SESSION, READ_PART, WRITE_PART, FINISH } kind;
 
-    polykv_seq_id seq;     // SNAPSHOT: reserved for it. FREE_SEQ: the one to free
+    polykv_seq_id seq;     // SNAPSHOT, WRITE_PART, FINISH: reserved for it. FREE_SEQ, READ_PART: the one meant
     uint64_t      session  = 0;
     int32_t       n_tokens = -1;
+
+    std::shared_ptr<struct polykv_part> part; // READ_PART fills it, WRITE_PART puts it into the cache
+
+    polykv_seq_id             parent; // FINISH: [0, from) comes from here
+    int32_t                   from = 0;
+    polykv_seq_record         record; // FINISH: tokens and checkpoints
 
     explicit polykv_op(kind_t kind) : kind(kind) {}
 };
 
+// KV of the positions [from, to) of a sequence, as llama_state_seq_get_data_ext() gives it
+struct polykv_part {
+    int32_t from = 0, to = 0;
+
+    std::vector<uint8_t> tgt, dft;
+};
+
+// a sequence in a file: its own range, with the identity of model and build, lengths and a hash over everything
+struct polykv_file {
+    std::string  fingerprint;
+    llama_tokens tokens;   // [0, n)
+    int32_t      from = 0; // parts cover [from, n)
+
+    std::vector<std::shared_ptr<polykv_part>> parts;
+    polykv_checkpoints                        checkpoints;
+};
+
+// throws std::runtime_error that says what is wrong with the file; nothing half-written stays
+void        polykv_write_file(const std::string & path, const polykv_file & file);
+polykv_file polykv_read_file (const std::string & path, const std::string & fingerprint);
+
 // what hello says of a model and its memory
 common_json polykv_hello(const struct llama_model * model, const std::string & path, const std::string & name, const struct llama_polykv_info & mem);
+
+// what saved KV depends on beside the model: cache types, position encoding, build
+std::string polykv_kv_identity(const common_params & params);
 
 // an error of the protocol, known to the caller by its type
 struct polykv_error {
