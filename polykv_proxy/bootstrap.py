@@ -140,7 +140,9 @@ class Proxy:
         if not settings.off:
             self._relay.gate = PoolGate(runtime, settings.default_pool)
         self._engine.observers += [self._door, lambda _status: runtime.link.poke()]
-        server, serving = self._open(ApiContext(runtime, self._keys(), self._health, settings.body_limit_bytes))
+        server, serving = self._open(
+            ApiContext(runtime, self._keys(), self._health, settings.body_limit_bytes, settings.default_pool)
+        )
         self._listen_to_signals()
         try:
             code = await self._until_stopped(runtime, serving)

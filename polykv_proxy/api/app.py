@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI, Request
 from polykv_proxy.api.context import ApiContext, require_key
 from polykv_proxy.api.error_handlers import install
 from polykv_proxy.api.lifetime_routes import lifetime_routes
+from polykv_proxy.api.look_routes import look_routes
 from polykv_proxy.api.pool_routes import pool_routes
 from polykv_proxy.api.session_routes import session_routes
 from polykv_proxy.api.telemetry_routes import health_route, telemetry_routes
@@ -29,6 +30,6 @@ def build_app(context: ApiContext) -> FastAPI:
 
     guard = [Depends(allowed)]
     app.include_router(health_route(context))
-    for routes in (pool_routes, lifetime_routes, session_routes, telemetry_routes):
+    for routes in (pool_routes, lifetime_routes, look_routes, session_routes, telemetry_routes):
         app.include_router(routes(context), dependencies=guard)
     return app

@@ -41,12 +41,16 @@ def _one_of(key: str, keys: frozenset[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ApiContext:
-    """`health` gives the supervisor's facts for `/polykv/health`, JSON-ready; `details` of it are for holders of a key only."""
+    """`health` gives the supervisor's facts for `/polykv/health`, JSON-ready; `details` of it are for holders of a key only.
+
+    `default_pool`: to which requests that name none are attached.
+    """
 
     runtime: Runtime
     keys: Keys = field(default_factory=Keys)
     health: Callable[[], Mapping[str, object]] = field(default=dict)
     body_limit: int = 64 * 1024 * 1024
+    default_pool: str | None = None
 
 
 def key_of(request: Request) -> str | None:

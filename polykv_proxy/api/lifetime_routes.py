@@ -1,16 +1,19 @@
-"""`/polykv/pools/{id}/pin`, `unpin`, `renew`, `evict`, `flush`, and the release of pools.
+"""`/polykv/pools/{id}/pin`, `unpin`, `renew`, `evict`, `flush`, `compact`, and the release of pools.
 
 Law: parse, call the runtime, render; no decision is made here.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from polykv_proxy.api.context import ApiContext, key_of, read_body
 from polykv_proxy.api.queries import find, flag
-from polykv_proxy.api.wire import PinPool, RenewPool, UnpinPool, parse
+from polykv_proxy.api.waiting import CLIENT_LEFT, outcome_for
+from polykv_proxy.api.wire import CompactPool, PinPool, RenewPool, UnpinPool, parse
 from polykv_proxy.core.pools import Pool
 from polykv_proxy.errors import ApiError
 
@@ -55,6 +58,26 @@ def lifetime_routes(context: ApiContext) -> APIRouter:
         flushed = await lifetimes.flush(pool.pool_id)
         kept = [{"pool_id": pool_id, "kept_by": keep.value} for pool_id, keep in flushed.kept.items()]
         return JSONResponse({"pool_id": pool.pool_id, "name": pool.name, "evicted": list(flushed.evicted), "kept": kept})
+
+    @router.post("/polykv/pools/{key}/compact")
+    async def compact_pool(request: Request, key: str) -> Response:
+        wanted = parse(CompactPool, await read_body(context, request))
+        old = find(context, key)
+        context.runtime.compaction.check(old.pool_id, wanted.migrate)
+        flight = context.runtime.pools.create(replace(wanted.spec(), beside=old.pool_id))
+        made = await outcome_for(request, flight)
+        if made is None:
+            return Response(status_code=CLIENT_LEFT)
+        done = await context.runtime.compaction.finish(old.pool_id, made, wanted.migrate)
+        facts = {
+            "from": old.pool_id,
+            "migrated": list(done.migrated),
+            "released": list(done.released),
+            "retiring": list(done.retiring),
+        }
+        shown = context.runtime.view.pool(context.runtime.pools.find(made.pool_id), context.runtime.hub.hello)
+        headers = {"location": f"/polykv/pools/{made.pool_id}"}
+        return JSONResponse({**shown, "compacted": facts}, status_code=made.status, headers=headers)
 
     @router.delete("/polykv/pools/{key}")
     async def release_pool(request: Request, key: str) -> Response:

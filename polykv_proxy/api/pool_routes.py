@@ -12,14 +12,13 @@ from fastapi.responses import JSONResponse, StreamingResponse
 
 from polykv_proxy.api.context import ApiContext, read_body
 from polykv_proxy.api.queries import find, flag, tagged, whole
-from polykv_proxy.api.waiting import as_events, first_step, outcome, outcome_for
+from polykv_proxy.api.waiting import CLIENT_LEFT, as_events, first_step, outcome, outcome_for
 from polykv_proxy.api.wire import CreatePool, ForkPool, parse
 from polykv_proxy.errors import ApiError
 from polykv_proxy.runtime.idempotency import Ticket
 from polykv_proxy.runtime.journal import Reply
 from polykv_proxy.runtime.orders import PoolFlight, PoolSpec
 
-CLIENT_LEFT = 499
 _MAX_KEY = 255
 
 

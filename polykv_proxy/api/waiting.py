@@ -16,6 +16,8 @@ from polykv_proxy.errors import ApiError, PolykvError, error_object
 from polykv_proxy.runtime.answers import api_error
 from polykv_proxy.runtime.orders import Made, PoolFlight, Step
 
+CLIENT_LEFT = 499
+
 
 async def outcome(flight: PoolFlight) -> Made:
     """The result of a flight. ApiError when the pool was released meanwhile."""

@@ -87,6 +87,21 @@ class ForkPool(CreatePool):
         return replace(super().spec(), branch_pos=self.branch_pos)
 
 
+class CompactPool(CreatePool):
+    """`POST /polykv/pools/{id}/compact`: the full prefix of the new pool, how much of the old one it keeps, and who moves."""
+
+    keep_to: Annotated[StrictInt, Field(ge=1)] | None = None
+    migrate: list[StrictStr] = Field(default_factory=list)
+
+    def spec(self) -> PoolSpec:
+        """What it asks for. ApiError 400."""
+        if self.from_session is not None:
+            raise _bad("from_session", "a compacted prefix is a new text: give tokens, prompt or messages")
+        if len(set(self.migrate)) != len(self.migrate):
+            raise _bad("migrate", "migrate names a session twice")
+        return replace(super().spec(), keep_to=self.keep_to)
+
+
 class PinPool(BaseModel):
     """`POST /polykv/pools/{id}/pin`."""
 

@@ -405,6 +405,11 @@ class Ledger:
             self._placements.pop(pool_id, None)
             self.tree.put(replace(pool, counts=counts).displaced(Residency.LOST, "the engine no longer holds its sequence"))
 
+    def move_session(self, session: Session, pool_id: int, now: float) -> None:
+        """A session belongs to another pool from now on; its running requests stay in their books."""
+        self._detached(session.pool_id, now)
+        self.sessions.put(replace(session, pool_id=pool_id))
+
     def _detached(self, pool_id: int | None, now: float) -> None:
         """Somebody left a pool: it, and all above it, were in use until now."""
         pool = self.tree.get(pool_id) if pool_id is not None else None

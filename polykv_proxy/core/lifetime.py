@@ -182,6 +182,25 @@ class Lifetime:
         free: list[Command] = [FreeSeq(placement.seq, placement.boot_id)] if placement is not None else []
         return [*free, SavePool(pool.pool_id)]
 
+    # -- compaction -----------------------------------------------------------------------------------------------------
+
+    def migrate(self, session_ids: Iterable[str], pool_id: int, now: float) -> tuple[str, ...]:
+        """Attach sessions to another pool; those that have ended meanwhile are left out. Requests that run stay where they are."""
+        moved = []
+        for session_id in session_ids:
+            session = self._ledger.sessions.get(session_id)
+            if session is not None:
+                self._ledger.move_session(session, pool_id, now)
+                moved.append(session_id)
+        return tuple(moved)
+
+    def retire_when_unused(self, pool_id: int) -> list[Pool]:
+        """Let a pool and all below it go as soon as nobody uses them, leaf first: a time to live of nothing. The new records."""
+        retiring = [replace(pool, ttl_s=0.0) for pool in self._tree.subtree(pool_id) if pool.residency is not Residency.RELEASING]
+        for pool in retiring:
+            self._tree.put(pool)
+        return retiring
+
     # -- release of a subtree -------------------------------------------------------------------------------------------
 
     def begin_release_tree(self, pool_id: int, *, over_pins: bool = False) -> list[Pool]:

@@ -100,6 +100,11 @@ class Journal:
 
         await self._write(write)
 
+    async def save_terms(self, pools: Sequence[Pool]) -> None:
+        """Write down the times to live of pools that are there, all or none."""
+        rows = [(pool.ttl_s, pool.pool_id) for pool in pools]
+        await self._write(lambda db: db.executemany("UPDATE pools SET ttl_s = ? WHERE pool_id = ?", rows))
+
     async def drop_pools(self, pool_ids: Sequence[int]) -> None:
         """Remove pools, all or none; unknown ids are fine."""
         rows = [(pool_id,) for pool_id in pool_ids]

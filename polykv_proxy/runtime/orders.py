@@ -17,7 +17,8 @@ from polykv_proxy.runtime.prefixes import Conversation
 class PoolSpec:
     """What a caller asked for: exactly one of tokens, prompt, conversation, from_session.
 
-    With a `parent` it is a fork; `branch_pos` None takes the longest common prefix.
+    With a `parent` it is a fork; `branch_pos` None takes the longest common prefix. `beside` is a pool that it takes the place of:
+    the first `keep_to` tokens are taken from there (None: all that agree), and its parent becomes the parent of the new one.
     """
 
     tokens: Tokens | None = None
@@ -29,6 +30,8 @@ class PoolSpec:
     ttl_s: float | None = None
     parent: int | None = None
     branch_pos: int | None = None
+    beside: int | None = None
+    keep_to: int | None = None
 
     @property
     def source(self) -> str:

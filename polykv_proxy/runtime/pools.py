@@ -121,12 +121,29 @@ class PoolService:
 
     async def _branched(self, spec: PoolSpec, tokens: Tokens | None) -> PoolSpec:
         """The spec with the position at which it leaves its parent. Nothing is awaited after the parent was looked at."""
+        if spec.beside is not None:
+            return await self._beside(spec, tokens)
         if spec.parent is None:
             return spec
         parent = await self._forkable(spec.parent)
         if tokens is None:
             return spec
         return replace(spec, branch_pos=await self._branch(parent, tokens, spec.branch_pos))
+
+    async def _beside(self, spec: PoolSpec, tokens: Tokens | None) -> PoolSpec:
+        """The spec of a sibling of a pool, which shares what it keeps of that pool although it is not its child."""
+        assert spec.beside is not None
+        assert tokens is not None
+        old = await self._forkable(spec.beside)
+        try:
+            keep_to = branch_position(old, tokens, spec.keep_to, "keep_to")
+        except ApiError as error:
+            raise await with_texts(self._hub.client, error, pool=old.tokens, prefix=tokens) from error
+        parent = self._tree.get(old.parent) if old.parent is not None else None
+        if parent is None:
+            return replace(spec, keep_to=keep_to)
+        branch_pos = branch_position(parent, tokens, min(keep_to, old.branch_pos), "keep_to")
+        return replace(spec, keep_to=keep_to, parent=parent.pool_id, branch_pos=branch_pos)
 
     async def _forkable(self, pool_id: int) -> Pool:
         """A pool whose tokens are settled. ApiError when it cannot be a parent."""
@@ -185,7 +202,7 @@ class PoolService:
             await self._hub.journal.reserve_pool_id(pool_id)
             flight.report(Step(pool_id))
             if spec.from_session is None:
-                made, at = await self._materialise(pool, flight)
+                made, at = await self._materialise(pool, flight, spec)
             else:
                 made, at = await self._snapshot(pool_id, spec, flight)
             return await self._uncancelled(self._land(pool_id, made, at, spec, ticket))
@@ -211,8 +228,15 @@ class PoolService:
         made = await self.maker.make(body, lambda step: flight.report(Step(pool_id, step)))
         return made, Placement(boot_id, made.ref, made.cells, base, min(n_shared, made.n_tokens))
 
-    async def _materialise(self, pool: Pool, flight: PoolFlight) -> tuple[wire.Made, Placement]:
-        """Prefill a pool's own tokens onto its parent's. A parent that is lost meanwhile is brought back, once."""
+    async def _materialise(self, pool: Pool, flight: PoolFlight, spec: PoolSpec | None = None) -> tuple[wire.Made, Placement]:
+        """Prefill a pool's own tokens onto its parent's. A parent that is lost meanwhile is brought back, once.
+
+        What takes the place of another pool is prefilled onto that one, while it has KV.
+        """
+        old = self._tree.get(spec.beside) if spec is not None and spec.beside is not None else None
+        if spec is not None and spec.keep_to is not None and old is not None and old.seq is not None:
+            with contextlib.suppress(EngineRefusedError):
+                return await self._prefill(pool, old.seq, flight, spec.keep_to)
         try:
             return await self._prefill(pool, await self._bring_parent(pool), flight)
         except EngineRefusedError as error:
@@ -222,12 +246,15 @@ class PoolService:
             self._hub.ledger.lose(parent.pool_id, "the engine no longer holds its sequence")
         return await self._prefill(pool, await self._bring_parent(pool), flight)
 
-    async def _prefill(self, pool: Pool, parent: SeqRef | None, flight: PoolFlight) -> tuple[wire.Made, Placement]:
+    async def _prefill(
+        self, pool: Pool, parent: SeqRef | None, flight: PoolFlight, branch_pos: int | None = None
+    ) -> tuple[wire.Made, Placement]:
+        branch_pos = pool.branch_pos if branch_pos is None else branch_pos
         body: dict[str, object] = {"tokens": pool.tokens.tolist()}
         if parent is not None:
-            body |= {"parent_seq": str(parent), "branch_pos": pool.branch_pos}
+            body |= {"parent_seq": str(parent), "branch_pos": branch_pos}
         boot_id = self._hub.boot_id
-        n_cells = pool.prefix_len - (pool.branch_pos if parent is not None else 0)
+        n_cells = pool.prefix_len - (branch_pos if parent is not None else 0)
         made = await self.maker.make(body, lambda step: flight.report(Step(pool.pool_id, step)), n_cells)
         return made, Placement(boot_id, made.ref, made.cells, parent, made.n_shared)
 

@@ -20,6 +20,7 @@ from polykv_proxy.engine.wire import SessionEnded, State
 from polykv_proxy.errors import ApiError, EngineError, JournalError
 from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.answers import api_error
+from polykv_proxy.runtime.compaction import CompactionService
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.journal import Journal
 from polykv_proxy.runtime.lifetimes import LifetimeService
@@ -33,6 +34,8 @@ log = logging.getLogger("polykv.runtime")
 
 SWEEP_S = 1.0
 PURGE_EVERY = 3600
+LOW_CELLS = 0.05
+"""With less than this part of all cells free or idle, idle pools give up theirs before a running request has to stop."""
 
 
 class SystemClock:
@@ -63,6 +66,7 @@ class Runtime:
         self.hub = hub
         self.pools = pools
         self.lifetimes = LifetimeService(hub, pools)
+        self.compaction = CompactionService(hub, self.lifetimes)
         self.requests = RequestDesk(hub, pools)
         self.link = EngineLink(hub)
         self.view = View(hub.ledger, hub.ledger.first_number)
@@ -125,6 +129,8 @@ class Runtime:
             if state is not None:
                 hub.post(hub.ledger.settle_overdue(state.snapshot(), now))
         self.lifetimes.end_leases()
+        if hub.linked and any(pool.seq is not None for pool in hub.ledger.tree):
+            await self.pools.maker.room.relieve(LOW_CELLS)
         await self.pools.sweep()
         await self._save_access()
 

@@ -141,7 +141,7 @@ async def rig(
     client = EngineClient(EngineAddress(uds=str(server.path)), server.engine.key, api_key=server.engine.api_key)
     options = RuntimeOptions(state_dir=state_dir, limits=limits or LedgerLimits(), sweep_s=None)
     runtime = await Runtime.start(client, options, clock)
-    app = build_app(ApiContext(runtime, keys or Keys()))
+    app = build_app(ApiContext(runtime, keys or Keys(), default_pool=default_pool))
     api = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://proxy", timeout=30)
     try:
         await asyncio.wait_for(runtime.link.known(), 20)
