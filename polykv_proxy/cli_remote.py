@@ -26,7 +26,7 @@ Url = Annotated[str, typer.Option("--url", envvar="POLYKV_URL", help="Where the 
 ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="POLYKV_API_KEY", help="Key of the proxy.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print the proxy's JSON as it came.")]
 
-_TEXTS = frozenset({"name", "session", "residency", "state", "reason"})
+_TEXTS = frozenset({"session", "state"})
 _MARKS = {Level.GOOD: "[green]ok[/]", Level.NOTE: "[cyan]note[/]", Level.WARN: "[yellow]warn[/]", Level.BAD: "[red]off[/]"}
 
 
@@ -38,27 +38,15 @@ def register(app: typer.Typer) -> None:
 
 
 def pools(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = False) -> None:
-    """List the pools of a running proxy."""
+    """Draw the tree of pools of a running proxy."""
     facts = _get(url, "/polykv/pools", api_key)
     if as_json:
         _print_json(facts)
         return
-    _table(
-        {
-            "id": lambda pool: pool["pool_id"],
-            "name": lambda pool: pool["name"],
-            "residency": lambda pool: pool["residency"],
-            "tokens": lambda pool: pool["prefix_len"],
-            "KV MiB": lambda pool: f"{pool['own_kv_bytes'] / 2**20:.1f}",
-            "hits": lambda pool: f"{pool['n_hits']}/{pool['n_queries']}",
-            "running": lambda pool: pool["n_running"],
-            "sessions": lambda pool: len(pool["sessions"]),
-            "last used": lambda pool: _ago(pool["last_access_ts"]),
-            "reason": lambda pool: pool["reason"],
-        },
-        facts["pools"],
-    )
-    Console().print(f"sequence ids: {facts['seq_ids_used']} of {facts['seq_ids_max']} in use")
+    console = Console(highlight=False, soft_wrap=True)
+    for line in draw_tree(facts["pools"]):
+        console.print(line, markup=False)
+    console.print(f"sequence ids: {facts['seq_ids_used']} of {facts['seq_ids_max']} in use, KV: {_mib(facts['kv_bytes'])}")
 
 
 def sessions(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = False) -> None:
@@ -95,6 +83,47 @@ def doctor(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = False
                 console.print(f"     → {finding.remedy}", markup=False)
     if any(finding.level is Level.BAD for finding in findings):
         raise typer.Exit(EXIT_FAILED)
+
+
+def draw_tree(pools: Sequence[Mapping[str, Any]]) -> list[str]:
+    """One line a pool, children below their parents: id, name, tokens (own ones of a child), KV, use, and what is unusual."""
+    below: dict[int | None, list[Mapping[str, Any]]] = {}
+    for pool in pools:
+        below.setdefault(pool["parent"], []).append(pool)
+    lines: list[str] = []
+    waiting = [(pool, "", "") for pool in reversed(below.get(None, []))]
+    while waiting:
+        pool, lead, stem = waiting.pop()
+        lines.append(f"{lead}{_pool_line(pool)}")
+        children = below.get(pool["pool_id"], [])
+        last = len(children) - 1
+        drawn = [
+            (c, f"{stem}{'└─' if n == last else '├─'} ", f"{stem}{'   ' if n == last else '│  '}") for n, c in enumerate(children)
+        ]
+        waiting += reversed(drawn)
+    return lines or ["no pools"]
+
+
+def _pool_line(pool: Mapping[str, Any]) -> str:
+    tokens = f"{pool['prefix_len']} tokens"
+    if pool["parent"] is not None:
+        tokens += f" (+{pool['prefix_len'] - pool['branch_pos']} from {pool['branch_pos']})"
+    parts = [f"{pool['pool_id']}{' ' + pool['name'] if pool['name'] else ''}", str(pool["residency"]), tokens]
+    parts += [_mib(pool["own_kv_bytes"])] if pool["own_kv_bytes"] else []
+    parts.append(f"hits {pool['n_hits']}/{pool['n_queries']}")
+    parts += [f"running {pool['n_running']}"] if pool["n_running"] else []
+    parts += [f"sessions {len(pool['sessions'])}"] if pool["sessions"] else []
+    if pool["pinned"]:
+        parts.append(
+            "pinned" + (f" by {pool['pin_owner']}" if pool["pin_owner"] else "") + (", unused" if pool["orphaned_pin"] else "")
+        )
+    parts.append(f"used {_ago(pool['last_access_ts'])}")
+    parts += [str(pool["reason"])] if pool["reason"] else []
+    return "  ".join(parts)
+
+
+def _mib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**20:.1f} MiB"
 
 
 def _get(url: str, path: str, api_key: str | None) -> Any:

@@ -55,7 +55,8 @@ class CompactionService:
     async def _finish(self, old_id: int, made: Made, sessions: Sequence[str]) -> Compacted:
         now = self._hub.clock.wall()
         if self._hub.ledger.tree.get(made.pool_id) is None:
-            raise ApiError("pool_not_found", f"pool {made.pool_id} was made and released before the sessions moved; nothing else changed")
+            message = f"pool {made.pool_id} was made, and released before the sessions moved; nothing else has changed"
+            raise ApiError("pool_not_found", message)
         if old_id in {made.pool_id, *(pool.pool_id for pool in self._hub.ledger.tree.ancestors(made.pool_id))}:
             message = (
                 f"pool {made.pool_id}, which has this name and prefix already, is pool {old_id} or below it; choose another name"

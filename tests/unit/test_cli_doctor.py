@@ -90,9 +90,9 @@ def test_tables_show_pools_and_sessions(monkeypatch: pytest.MonkeyPatch) -> None
         "n_hits": 1,
         "n_queries": 2,
     }
-    pool |= {"n_running": 0, "sessions": [], "last_access_ts": 0.0, "reason": None}
+    pool |= {"n_running": 0, "sessions": [], "last_access_ts": 0.0, "reason": None, "parent": None, "pinned": False}
     monkeypatch.setenv("COLUMNS", "160")
-    answers(monkeypatch, 200, {"pools": [pool], "seq_ids_used": 1, "seq_ids_max": 16})
+    answers(monkeypatch, 200, {"pools": [pool], "seq_ids_used": 1, "seq_ids_max": 16, "kv_bytes": 0})
     shown = CliRunner().invoke(app, ["pools"])
     assert (shown.exit_code, "agents" in shown.stdout, "1 of 16" in shown.stdout) == (0, True, True)
     assert '"pool_id": 3' in CliRunner().invoke(app, ["pools", "--json"]).stdout

@@ -1,0 +1,36 @@
+"""Mirrors cli_remote.py: the tree in text."""
+
+import re
+from pathlib import Path
+
+from polykv_proxy.cli_remote import draw_tree
+from tests.fakes.fake_engine import FakeEngine
+from tests.integration.rig import rig
+
+BASE = list(range(100, 140))
+
+
+def test_no_pools_are_said_in_words() -> None:
+    """An empty tree is not an empty page."""
+    assert draw_tree([]) == ["no pools"]
+
+
+async def test_a_tree_is_drawn_with_every_child_under_its_parent(tmp_path: Path) -> None:
+    """Branches are drawn in the order of ids, with what is unusual about a pool at the end of its line."""
+    async with rig(tmp_path, FakeEngine(max_pools=8)) as proxy:
+        await proxy.pool(tokens=BASE, name="root")
+        for parent, tokens in ((1, [*BASE, 5]), (1, [*BASE, 6, 7]), (2, [*BASE, 5, 8]), (4, [*BASE, 5, 8, 9])):
+            await proxy.api.post(f"/polykv/pools/{parent}/fork", json={"tokens": tokens})
+        await proxy.pool(tokens=[1, 2, 3])
+        await proxy.api.post("/polykv/pools/3/evict")
+        await proxy.api.post("/polykv/pools/5/pin", json={"owner": "ann"})
+        lines = draw_tree((await proxy.api.get("/polykv/pools")).json()["pools"])
+    shown = [re.sub(r"  (hits|used) (?:\d+/\d+|\d+ \w+ ago)", "", re.sub(r"  \d\.\d MiB", "", line)) for line in lines]
+    assert shown == [
+        "1 root  resident  40 tokens",
+        "├─ 2  resident  41 tokens (+1 from 40)",
+        "│  └─ 4  resident  42 tokens (+1 from 41)",
+        "│     └─ 5  resident  43 tokens (+1 from 42)  pinned by ann, unused",
+        "└─ 3  evicted  42 tokens (+2 from 40)  evicted on request",
+        "6  resident  3 tokens",
+    ]
