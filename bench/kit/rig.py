@@ -48,7 +48,14 @@ def run(name: str, doc: str | None, measure: Callable[[Report, Options], None]) 
         if not path.is_file():
             sys.exit(f"there is no engine at {path}; build it with scripts/build_engine.sh{how}")
     report = Report(name)
+    load = os.getloadavg()[0]
     measure(report, options)
+    busy = max(load, os.getloadavg()[0] - 1)
+    report.metric("load_average", busy)
+    if busy > 0.5 * (os.cpu_count() or 1):
+        report.say(
+            f"\nThe machine was busy with other work (load average {busy:.1f}): trust 'best' and processor time more than times."
+        )
     report.finish()
 
 

@@ -57,6 +57,11 @@ def differences(blocks: Sequence[dict[str, list[float]]], side: str, other: str)
     return [sum(block[side]) / len(block[side]) - sum(block[other]) / len(block[other]) for block in blocks]
 
 
+def best_ratio(blocks: Sequence[dict[str, list[float]]], side: str, other: str) -> float:
+    """The smallest value of a side over the smallest of the other: what other work on the machine adds, it only adds."""
+    return min(pooled(blocks, side)) / min(pooled(blocks, other))
+
+
 def pooled(blocks: Sequence[dict[str, list[float]]], side: str) -> list[float]:
     """All values of a side."""
     return [value for block in blocks for value in block[side]]
