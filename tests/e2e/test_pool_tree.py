@@ -1,0 +1,193 @@
+"""The pool tree through the whole product on tiny models: what it shares, what it answers, and that every cell is somebody's."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engine.driver import Reply, request_body
+from tests.engine.judge import assert_equal, noise_floor
+from tests.fakes.product import Product, product
+from tests.models import tiny_model
+
+pytestmark = pytest.mark.engine
+
+STEPS = int(os.environ.get("POLYKV_TEST_TREE_STEPS", "120"))
+ARGS = ("-c", 4096, "-np", 4)
+
+
+@pytest.fixture(params=["full", "swa", "recurrent", "hybrid"])
+def any_class(request: pytest.FixtureRequest, engine_path: Path, tmp_path: Path) -> Iterator[Product]:
+    """The product on each memory class."""
+    options = ("--max-pools", "24", "--pool-grace-s", "0")
+    with product(engine_path, tiny_model(request.param), tmp_path, *options, args=ARGS) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def plain(engine_path: Path, tmp_path: Path) -> Iterator[Product]:
+    """The product on plain attention with few pool ids."""
+    options = ("--max-pools", "6", "--pool-grace-s", "0")
+    with product(engine_path, tiny_model("full"), tmp_path, *options, args=ARGS) as proxy:
+        yield proxy
+
+
+def tokens(n: int, seed: int) -> list[int]:
+    return [random.Random(seed * 7919 + i).randrange(300, 40000) for i in range(n)]
+
+
+def fork(proxy: Product, parent: object, prefix: list[int], **body: object) -> dict[str, Any]:
+    reply = proxy.http.post(f"/polykv/pools/{parent}/fork", json={"tokens": prefix, **body})
+    assert reply.status_code == 201, reply.text
+    return reply.json()
+
+
+def ask(proxy: Product, prompt: list[int], n: int = 4, **body: object) -> Reply:
+    reply = proxy.http.post("/completion", json=request_body(prompt, n, **body))
+    assert reply.status_code == 200, reply.text
+    return Reply(200, reply.json(), {**reply.headers, "x-polykv-shared": reply.headers.get("x-cached-prefix-tokens", "0")})
+
+
+def right(proxy: Product, pool: dict[str, Any], prefix: list[int], floor: float) -> None:
+    """A request on the pool shares all of it and is answered as a fresh prefill is."""
+    prompt = [*prefix, 11, 12, 13]
+    reply = ask(proxy, prompt, pool_id=pool["pool_id"])
+    assert reply.n_shared == len(prefix)
+    assert_equal(reply, proxy.engine.fresh(prompt), floor)
+
+
+def sums_up(proxy: Product) -> list[dict[str, Any]]:
+    """The pools, after checking that bytes add up to the engine's cells and that its sequences are those of resident pools."""
+    proxy.settled()
+    shown, state, kv = proxy.get("/polykv/pools"), proxy.engine.state(), proxy.engine.hello()["kv"]
+    pools = shown["pools"]
+    sessions = sum(session["marginal_kv_bytes"] for pool in pools for session in pool["sessions"])
+    assert sum(pool["own_kv_bytes"] for pool in pools) + sessions + shown["other_kv_bytes"] == shown["kv_bytes"]
+    assert shown["kv_bytes"] == state["cells"]["used"] * kv["bytes_per_token"]
+    assert len(state["seqs"]) == sum(pool["residency"] == "resident" for pool in pools)
+    return pools
+
+
+def test_every_node_answers_as_a_fresh_prefill(any_class: Product) -> None:
+    """A chain of eight and a dozen siblings, branched at odd places, on each memory class; also after evict and rebuild."""
+    proxy = any_class
+    floor = noise_floor(proxy.engine)
+    chain = [(proxy.pool(tokens=tokens(33, 1)), tokens(33, 1))]
+    for depth, n in enumerate((1, 2, 31, 32, 33, 7, 64), start=2):
+        parent, prefix = chain[-1]
+        longer = [*prefix, *tokens(n, depth)]
+        chain.append((fork(proxy, parent["pool_id"], longer), longer))
+    top, prefix = chain[3]
+    siblings = []
+    for n in range(12):
+        at = max(1, len(prefix) - 7 * n)
+        branch = [*prefix[:at], *tokens(5 + n, 50 + n)]
+        siblings.append((fork(proxy, top["pool_id"], branch, branch_pos=at), branch))
+        assert siblings[-1][0]["branch_pos"] == at
+    for pool, held in (*chain[::3], chain[-1], *siblings[::4]):
+        assert pool["n_shared"] <= pool["branch_pos"]
+        right(proxy, pool, held, floor)
+    proxy.settled()
+    assert proxy.http.post(f"/polykv/pools/{chain[0][0]['pool_id']}/flush").status_code == 200
+    assert proxy.engine.state()["seqs"] == []
+    for pool, held in (chain[-1], siblings[5]):
+        right(proxy, pool, held, floor)
+    proxy.settled()
+    assert proxy.http.delete(f"/polykv/pools/{chain[0][0]['pool_id']}?recursive=1").status_code == 200
+    assert (proxy.get("/polykv/pools")["pools"], proxy.engine.state()["seqs"]) == ([], [])
+
+
+def test_a_chain_is_zero_copy_on_plain_attention(plain: Product) -> None:
+    """Each fork shares exactly its branch position and adds exactly its own cells."""
+    root = tokens(300, 1)
+    pool = plain.pool(tokens=root)
+    for at, n in ((300, 1), (257, 40), (256, 1), (33, 5)):
+        before = plain.engine.used_cells()
+        child = fork(plain, pool["pool_id"], [*root[:at], *tokens(n, 1000 + at)], branch_pos=at)
+        assert child["n_shared"] == at
+        assert plain.engine.used_cells() - before == n
+    assert [pool["own_kv_bytes"] > 0 for pool in sums_up(plain)] == [True] * 5
+
+
+def test_idle_pools_make_room_and_come_back(plain: Product) -> None:
+    """Nine pools on six ids: the engine never holds more than six, each is rebuilt when used, pinned ones stay."""
+    floor = noise_floor(plain.engine)
+    made = []
+    for n in range(9):
+        made.append((plain.pool(tokens=tokens(40, 100 + n)), tokens(40, 100 + n)))
+        if n == 0:
+            assert plain.http.post(f"/polykv/pools/{made[0][0]['pool_id']}/pin").status_code == 200
+        assert len(plain.engine.state()["seqs"]) <= 6
+    assert sums_up(plain)[0]["residency"] == "resident"
+    for pool, prefix in made[1:4]:
+        right(plain, pool, prefix, floor)
+    sums_up(plain)
+
+
+def test_compaction_frees_cells_and_answers_right(plain: Product) -> None:
+    """The compacted pool shares what it keeps with the old one, outlives it, and answers as a fresh prefill does."""
+    floor = noise_floor(plain.engine)
+    system = tokens(64, 1)
+    work = plain.pool(tokens=[*system, *tokens(500, 2)])
+    for session in "ab":
+        ask(plain, [*system, *tokens(500, 2), 5], pool_id=work["pool_id"], session_id=session)
+    plain.settled()
+    before = plain.engine.used_cells()
+    short = [*system, *tokens(30, 3)]
+    reply = plain.http.post(f"/polykv/pools/{work['pool_id']}/compact", json={"tokens": short, "migrate": ["a", "b"]})
+    assert reply.status_code == 201, reply.text
+    assert (reply.json()["n_shared"], reply.json()["compacted"]["released"]) == (64, [work["pool_id"]])
+    right(plain, reply.json(), short, floor)
+    for session in "ab":
+        assert ask(plain, [*short, 6], pool_id=reply.json()["pool_id"], session_id=session).n_shared == len(short)
+    sums_up(plain)
+    assert plain.engine.used_cells() < before / 2
+
+
+@pytest.mark.timeout(300 + 3 * STEPS)
+def test_random_lives_add_up_on_the_real_engine(plain: Product) -> None:
+    """After each of many random verbs cells and sequence ids agree; every fiftieth request is compared with a fresh prefill."""
+    floor = noise_floor(plain.engine)
+    dice = random.Random(11)
+    for step in range(STEPS):
+        pools = sums_up(plain)
+        pool = dice.choice(pools) if pools else None
+        tail = [dice.randrange(300, 40000) for _ in range(dice.randrange(1, 9))]
+        session = {"session_id": dice.choice("abc")} if dice.random() < 0.7 else {}
+        kind = dice.choice(
+            ["create", "fork", "fork", "ask", "ask", "snap", "evict", "flush", "end", "release", "plain", "pin", "unpin"]
+        )
+        if pool is None or kind == "create":
+            plain.http.post("/polykv/pools", json={"tokens": [*tokens(dice.randrange(5, 60), 1), *tail]})
+            continue
+        url = f"/polykv/pools/{pool['pool_id']}"
+        prefix = plain.get(f"{url}/tokens")["tokens"]
+        if kind == "fork":
+            plain.http.post(f"{url}/fork", json={"tokens": [*prefix[: dice.randrange(1, len(prefix) + 1)], *tail]})
+        elif kind == "ask":
+            reply = ask(plain, [*prefix, *tail], pool_id=pool["pool_id"], **session)
+            if step % 5 == 0:
+                assert_equal(reply, plain.engine.fresh([*prefix, *tail]), floor)
+        elif kind == "plain":
+            ask(plain, tail, 2)
+        elif kind == "snap" and session:
+            plain.http.post(f"{url}/fork", json={"from_session": session["session_id"]})
+        elif kind == "end" and session:
+            plain.http.delete(f"/polykv/sessions/{session['session_id']}")
+        elif kind == "release":
+            plain.http.delete(url + dice.choice(["", "?recursive=1"]))
+        elif kind in {"evict", "flush", "pin", "unpin"}:
+            plain.http.post(f"{url}/{kind}")
+    for listed in plain.get("/polykv/sessions")["sessions"]:
+        if listed["session_id"]:
+            plain.http.delete(f"/polykv/sessions/{listed['session_id']}")
+    for pool in sums_up(plain):
+        plain.http.post(f"/polykv/pools/{pool['pool_id']}/unpin")
+    for pool in [pool for pool in sums_up(plain) if pool["parent"] is None]:
+        assert plain.http.delete(f"/polykv/pools/{pool['pool_id']}?recursive=1").status_code == 200
+    assert (sums_up(plain), plain.engine.state()["seqs"]) == ([], [])
