@@ -16,7 +16,10 @@ _SETTLES = (SlotEventKind.RELEASED, SlotEventKind.DROPPED)
 
 @dataclass(frozen=True, slots=True)
 class Book:
-    """One request. `n_tasks` is what its body asks for (n, prompt arrays); `done_ts` is the end of its HTTP exchange."""
+    """One request. `n_tasks` is what its body asks for (n, prompt arrays); `done_ts` is the end of its HTTP exchange.
+
+    `rebuilt`: its pool had no KV and was made again for it, so that nothing was saved.
+    """
 
     req: int
     n_tasks: int
@@ -27,6 +30,7 @@ class Book:
     settled_tasks: frozenset[int] = frozenset()
     first_token_us: int | None = None
     refused: bool = False
+    rebuilt: bool = False
     done_ts: float | None = None
 
     @property
@@ -69,6 +73,12 @@ class Books:
         """Enter a new book."""
         assert book.req not in self._books, "request numbers are not re-used"
         self._books[book.req] = book
+
+    def mark_rebuilt(self, req: int) -> None:
+        """The pool of this request is being made again for it."""
+        book = self._books.get(req)
+        if book is not None:
+            self._books[req] = replace(book, rebuilt=True)
 
     def note(self, event: SlotEvent) -> tuple[Book, Book] | None:
         """Take in an event: the book before and after, or None for a request without an open book."""

@@ -337,7 +337,7 @@ class Ledger:
             return []
         before, after = change
         if event.kind is SlotEventKind.RELEASED and after.pool_id is not None:
-            self._count(after.pool_id, event)
+            self._count(after, event)
         self._measure(after, event)
         self._follow_session(before, after, now)
         return self._when_closed(after, now) if after.closed else []
@@ -391,14 +391,17 @@ class Ledger:
             active = session.n_active - (1 if book.active else 0)
             self.sessions.put(replace(session, n_streams=session.n_streams - 1, n_active=active, last_used_ts=now))
 
-    def _count(self, pool_id: int, event: SlotEvent) -> None:
-        pool = self.tree.get(pool_id)
-        if pool is None:
+    def _count(self, book: Book, event: SlotEvent) -> None:
+        pool_id = book.pool_id
+        pool = self.tree.get(pool_id) if pool_id is not None else None
+        if pool is None or pool_id is None:
             return
+        n_shared = 0 if book.rebuilt else event.n_shared
         counts = PoolCounts(
             pool.counts.n_queries + 1,
-            pool.counts.n_hits + (1 if event.n_shared else 0),
-            pool.counts.n_tokens_shared + event.n_shared,
+            pool.counts.n_hits + (1 if n_shared else 0),
+            pool.counts.n_tokens_shared + n_shared,
+            pool.counts.n_rebuilds + (1 if book.rebuilt and event.n_shared else 0),
         )
         self.tree.put(replace(pool, counts=counts))
         if event.miss == "stale_seq" and event.seq is not None and pool.seq == event.seq and pool.residency is Residency.RESIDENT:

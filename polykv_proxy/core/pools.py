@@ -63,11 +63,12 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """What the engine reported about requests that named the pool."""
+    """What the engine reported about requests that named the pool. One for which it was rebuilt is no hit and saved nothing."""
 
     n_queries: int = 0
     n_hits: int = 0
     n_tokens_shared: int = 0
+    n_rebuilds: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,6 +33,7 @@ class Booked:
     req: int
     attachment: Attachment
     session: Session | None
+    rebuilt: bool = False
 
 
 class RequestDesk:
@@ -48,13 +49,22 @@ class RequestDesk:
         req = ledger.take_req()
         attachment, session = ledger.admit(req, wish, self._hub.clock.wall())
         try:
+            rebuilt = self._begins_rebuild(req, attachment)
             attachment = await self._settle(attachment, wish)
             if wish.explicit_p is not None and attachment.course is Course.ATTACH and attachment.pool is not None:
                 await self._check(attachment.pool, wish.explicit_p, dry_run)
         except BaseException:
             self._hub.post(ledger.abandon(req, self._hub.clock.wall()))
             raise
-        return Booked(req, attachment, session)
+        return Booked(req, attachment, session, rebuilt and attachment.course is Course.ATTACH)
+
+    def _begins_rebuild(self, req: int, attachment: Attachment) -> bool:
+        """Is this the request for which the pool is made again? Those that wait for the same work save what it computes."""
+        pool = attachment.pool
+        begins = attachment.course is Course.REBUILD and pool is not None and self._pools.flight(pool.pool_id) is None
+        if begins:
+            self._hub.ledger.books.mark_rebuilt(req)
+        return begins
 
     async def _settle(self, attachment: Attachment, wish: Wish) -> Attachment:
         if attachment.course not in {Course.WAIT, Course.REBUILD} or attachment.pool is None:
@@ -132,6 +142,8 @@ def _echo(booked: Booked) -> dict[str, object]:
         echo["pool_id"] = booked.attachment.pool.pool_id
     if booked.session is not None:
         echo["session_id"] = booked.session.session_id
+    if booked.rebuilt:
+        echo["rebuilt"] = True
     if booked.attachment.miss is not None:
         echo["miss"] = booked.attachment.miss.value
     return echo

@@ -93,6 +93,7 @@ class View:
             "n_queries": pool.counts.n_queries,
             "n_hits": pool.counts.n_hits,
             "n_tokens_shared": pool.counts.n_tokens_shared,
+            "n_rebuilds": pool.counts.n_rebuilds,
             "ttl_s": pool.ttl_s,
             "created_ts": pool.created_ts,
             "last_access_ts": pool.last_used_ts,

@@ -55,6 +55,28 @@ async def test_an_evicted_pool_keeps_its_tokens_and_comes_back_when_used(tmp_pat
         assert proxy.engine.computed == 2 + 1
 
 
+async def test_a_request_that_paid_for_a_rebuild_is_no_hit(tmp_path: Path) -> None:
+    """What had to be computed again for a request is not counted as saved; the reply says so, and the next one is a hit."""
+    async with rig(tmp_path) as proxy:
+        await proxy.pool(tokens=BASE)
+
+        async def counts() -> list[int]:
+            shown = (await proxy.api.get("/polykv/pools/1")).json()
+            return [shown[key] for key in ("n_queries", "n_hits", "n_tokens_shared", "n_rebuilds")]
+
+        async def told(prompt: list[int]) -> object:
+            for slot in proxy.engine.slots:
+                slot.clear()
+            reply = await proxy.call("/completion", {"prompt": prompt, "pool_id": 1, "n_predict": 1})
+            await proxy.settle()
+            return reply.json()["opencoti"].get("rebuilt")
+
+        assert (await told([*BASE, 1]), await counts()) == (None, [1, 1, 40, 0])
+        await verb(proxy, 1, "evict")
+        assert (await told([*BASE, 1]), await counts()) == (True, [2, 1, 40, 1])
+        assert (await told([*BASE, 1]), await counts()) == (None, [3, 2, 80, 1])
+
+
 async def test_what_is_in_use_is_not_evicted_and_its_users_are_named(tmp_path: Path) -> None:
     """Children with KV, running requests, attached sessions and pins are 409, each with the way out."""
     async with rig(tmp_path) as proxy:
