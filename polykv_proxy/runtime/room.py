@@ -24,11 +24,14 @@ class Room:
         self._lifetime = Lifetime(hub.ledger)
 
     async def for_cells(self, n_cells: int) -> None:
-        """Before a prefill: as many cells as it needs beyond what is free or idle. What cannot be had is the engine's to refuse."""
+        """Before a prefill: as many cells as it needs beyond what is free or idle. What cannot be had is the engine's to refuse.
+
+        A recurrent model has no cells (their total is 0): its sequences are one state each.
+        """
         while n_cells:
             state = await self._hub.client.state()
             lacking = n_cells - _available(state)
-            if lacking <= 0 or not await self._evict(n_cells=lacking):
+            if not state.cells.total or lacking <= 0 or not await self._evict(n_cells=lacking):
                 return
 
     async def after(self, refused: EngineRefusedError) -> bool:

@@ -332,14 +332,14 @@ async def test_a_child_of_a_parent_that_is_gone_is_refused(peer: Peer) -> None:
 
 async def test_a_snapshot_becomes_what_its_session_shares(peer: Peer) -> None:
     """After a snapshot the session's slot shares with it, and no cell was added."""
-    reply = await peer.complete(list(range(15_000, 15_030)), {"x-polykv-req": next(FIRST_REQ), "x-polykv-session": 801})
+    reply = await peer.complete(list(range(15_000, 15_030)), {"x-polykv-req": next(FIRST_REQ), "x-polykv-session": 951})
     assert reply.status_code == 200
     before = (await peer.client.state()).cells.used
-    steps = [step async for step in peer.client.make_seq({"session": 801})]
+    steps = [step async for step in peer.client.make_seq({"session": 951})]
     made = steps[-1]
     assert isinstance(made, Made)
     state = await peer.client.state()
-    (slot,) = [slot for slot in state.slots if slot.session == 801]
+    (slot,) = [slot for slot in state.slots if slot.session == 951]
     assert (slot.seq, slot.n_shared, state.cells.used) == (made.seq, made.n_tokens, before)
 
 

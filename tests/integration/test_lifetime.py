@@ -295,6 +295,17 @@ async def test_cells_come_from_idle_pools_before_anybody_suffers(tmp_path: Path)
         assert await use(proxy, 2, [*range(300, 420), 1]) == "120"
 
 
+async def test_a_model_without_cells_evicts_nothing_for_them(tmp_path: Path) -> None:
+    """A recurrent engine says that it has no cells; a pool made there needs a sequence id and nothing else."""
+    async with rig(tmp_path) as proxy:
+        state = proxy.engine.state
+        proxy.engine.state = lambda: {**state(), "cells": {"used": 2, "total": 0}}  # type: ignore[method-assign]
+        await proxy.pool(tokens=BASE)
+        await proxy.pool(tokens=[50, 51])
+        await proxy.runtime.sweep()
+        assert set((await residencies(proxy)).values()) == {"resident"}
+
+
 async def test_two_callers_at_once_get_one_outcome(tmp_path: Path) -> None:
     """Evict, flush, release and fork of the same pools at once: each is done or refused, and books and engine agree."""
     async with rig(tmp_path) as proxy:
