@@ -52,6 +52,9 @@ class RequestGate(Protocol):
     def concerns(self, request: RelayRequest) -> bool:
         """One scan of raw bytes: does this request name a pool or session, or does a default apply? Never parses JSON."""
 
+    def objection(self, headers: Sequence[Header]) -> Refusal | None:
+        """What is wrong with the fields of a request that computes and can never use a pool; its body is not looked at."""
+
     def plan(self, request: RelayRequest) -> Awaitable[Plan | Refusal]:
         """Decide a request for which `concerns` said yes. May wait (rebuild of a pool); cancelled when the client leaves."""
 

@@ -18,6 +18,8 @@ from polykv_proxy.ports import Header, Plan, Refusal, RelayRequest
 from polykv_proxy.runtime.requests import Booked
 from polykv_proxy.runtime.runtime import Runtime
 
+_POOL_HEADER = b"x-pool-id"
+_NO_POOL_HERE = "x-pool-id names a pool, but embeddings, rerank and audio are never computed from one; leave the header out"
 _PASSED_ON = frozenset({b"authorization", b"x-api-key", b"content-type"})
 
 
@@ -35,6 +37,13 @@ class PoolGate:
         if self._default_pool is not None and self._known(self._default_pool):
             return True
         return names_something(request.headers, request.body)
+
+    def objection(self, headers: Sequence[Header]) -> Refusal | None:
+        """Embeddings, rerank and audio are not computed from a pool: a header that names one is 400."""
+        if not self._runtime.offers_pools or not any(name.lower() == _POOL_HEADER for name, _ in headers):
+            return None
+        error = ApiError("invalid_request", _NO_POOL_HERE, param=_POOL_HEADER.decode())
+        return Refusal(error.status, error.body(), error.headers())
 
     async def plan(self, request: RelayRequest) -> Plan | Refusal:
         """The headers that attach a request, or an answer of ours."""

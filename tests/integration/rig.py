@@ -1,4 +1,4 @@
-"""A whole proxy side over a fake engine, without the relay: runtime, gate and API, with a manual clock.
+"""A whole proxy side over a fake engine, without the relay unless `relayed`: runtime, gate and API, with a manual clock.
 
 Law: the engine's requests go through the gate and then straight to the engine's socket, as the relay would send them.
 """
@@ -6,11 +6,14 @@ Law: the engine's requests go through the gate and then straight to the engine's
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import httpx
 import uvicorn
@@ -19,6 +22,7 @@ from fastapi import FastAPI
 from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext, Keys
 from polykv_proxy.api.gate import PoolGate
+from polykv_proxy.api.relay import Relay, RelayProtocol, UpstreamPool
 from polykv_proxy.core.ledger import LedgerLimits
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.ports import EngineAddress, Plan, Refusal, RelayRequest
@@ -150,6 +154,30 @@ async def rig(
     finally:
         await api.aclose()
         await runtime.stop()
+
+
+@asynccontextmanager
+async def relayed(proxy: Rig, *, gated: bool = True) -> AsyncIterator[tuple[Relay, httpx.AsyncClient]]:
+    """The rig's relay on a port of its own, as clients meet it; without `gated` it asks nobody."""
+    pool = UpstreamPool()
+    pool.open(EngineAddress(uds=str(proxy.server.path)))
+    relay = Relay(pool)
+    relay.gate = proxy.gate if gated else None
+    http: Any = functools.partial(RelayProtocol, relay=relay)
+    server = QuietServer(uvicorn.Config(proxy.app, http=http, log_config=None, lifespan="off", ws="none"))
+    sock = socket.create_server(("127.0.0.1", 0))
+    task = asyncio.create_task(server.serve(sockets=[sock]))
+    while not server.started:
+        await asyncio.sleep(0.005)
+    url = f"http://127.0.0.1:{sock.getsockname()[1]}"
+    try:
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+            yield relay, client
+    finally:
+        relay.cut("draining", "test over")
+        server.should_exit = server.force_exit = True
+        await task
+        pool.drop_idle()
 
 
 @asynccontextmanager

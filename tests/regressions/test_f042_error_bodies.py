@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from polykv_proxy.ports import EngineAddress, Header, Plan, RelayRequest
+from polykv_proxy.ports import EngineAddress, Header, Plan, Refusal, RelayRequest
 from tests.fakes.relay_rig import Client, RelayRig, request
 from tests.fakes.stub_engine import Script, Seen, Stub, reply
 
@@ -30,6 +30,9 @@ class Gate:
 
     def concerns(self, request: RelayRequest) -> bool:
         return True
+
+    def objection(self, headers: Sequence[Header]) -> Refusal | None:
+        return None
 
     async def plan(self, request: RelayRequest) -> Plan:
         return Plan((), self._added, self._done)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from polykv_proxy.ports import EngineAddress, Plan, RelayRequest
+from polykv_proxy.ports import EngineAddress, Header, Plan, Refusal, RelayRequest
 from tests.fakes.relay_rig import RelayRig, request
 from tests.fakes.stub_engine import END, SSE_HEAD, Stub, chunk, reply
 
@@ -21,6 +23,9 @@ class Gate:
     def concerns(self, request: RelayRequest) -> bool:
         self.seen.append(request.body)
         return self.yes
+
+    def objection(self, headers: Sequence[Header]) -> Refusal | None:
+        return None
 
     async def plan(self, request: RelayRequest) -> Plan:
         return Plan((), lambda _s, _h: (), lambda: None)

@@ -141,7 +141,7 @@ class RelayProtocol(HttpToolsProtocol):
             exchange.keep_alive = False
             self._enqueue(exchange)
             return
-        refuse = _NOT_FOUND if where is Where.PRIVATE else None
+        refuse = _NOT_FOUND if where is Where.PRIVATE else self._objection() if where is Where.POOLLESS else None
         self._enqueue(self._exchange(method, framing, gated=where is Where.GENERATE, refuse=refuse))
 
     def on_body(self, body: bytes) -> None:
@@ -159,6 +159,11 @@ class RelayProtocol(HttpToolsProtocol):
             super().on_message_complete()
 
     # who answers
+
+    def _objection(self) -> Refusal | None:
+        """The gate's word on a request that is relayed without a plan."""
+        gate = self.relay.gate
+        return None if gate is None else gate.objection(self._raw)
 
     def _exchange(
         self, method: bytes, framing: Framing, *, gated: bool = False, refuse: ApiError | Refusal | None = None

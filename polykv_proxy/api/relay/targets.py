@@ -1,6 +1,6 @@
 """Where a request target belongs: to the engine, to us, or to nobody.
 
-Law: pure; bytes in, one of four names out. The engine percent-decodes paths before it routes, so every decision here is made on the
+Law: pure; bytes in, one of five names out. The engine percent-decodes paths before it routes, so every decision here is made on the
 decoded path.
 """
 
@@ -22,6 +22,17 @@ _GENERATING = (
     b"/v1/messages",
     b"/infill",
 )
+_POOLLESS = (
+    b"/embedding",
+    b"/embeddings",
+    b"/v1/embeddings",
+    b"/rerank",
+    b"/reranking",
+    b"/v1/rerank",
+    b"/v1/reranking",
+    b"/audio/transcriptions",
+    b"/v1/audio/transcriptions",
+)
 _UNICODE_ESCAPE = re.compile(rb"%[uU]([0-9A-Fa-f]{4})")
 
 
@@ -32,6 +43,8 @@ class Where(Enum):
     """Relayed as it came."""
     GENERATE = "generate"
     """Relayed, after the gate was asked."""
+    POOLLESS = "poolless"
+    """Relayed as it came, unless the gate objects to its fields: computes, but never from a pool."""
     OWN = "own"
     """Ours: goes to the ASGI application."""
     PRIVATE = "private"
@@ -46,12 +59,14 @@ class Routes:
     own_prefixes: tuple[bytes, ...] = (b"/polykv", b"/gpu")
     own_exact: frozenset[bytes] = frozenset()
     generating: frozenset[bytes] = field(init=False)
+    poolless: frozenset[bytes] = field(init=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "generating", frozenset(self.api_prefix + path for path in _GENERATING))
+        object.__setattr__(self, "poolless", frozenset(self.api_prefix + path for path in _POOLLESS))
 
     def where(self, method: bytes, target: bytes) -> Where:
-        """1. a path with a segment `_polykv` is private; 2. own paths; 3. POST on a generating path; 4. the engine's."""
+        """1. a path with a segment `_polykv` is private; 2. own paths; 3. POST on generating or poolless paths; 4. the engine's."""
         path = decoded_path(target)
         if b"_polykv" in path and b"_polykv" in path.split(b"/"):
             return Where.PRIVATE
@@ -59,6 +74,8 @@ class Routes:
             return Where.OWN
         if method == b"POST" and path in self.generating:
             return Where.GENERATE
+        if method == b"POST" and path in self.poolless:
+            return Where.POOLLESS
         return Where.ENGINE
 
 

@@ -35,6 +35,9 @@ class Gate:
         self.asked.append(request)
         return b"pool" in request.body
 
+    def objection(self, headers: Sequence[Header]) -> Refusal | None:
+        return None
+
     async def plan(self, request: RelayRequest) -> Plan | Refusal:
         self.planning.set()
         if self._hold:

@@ -19,7 +19,10 @@ ROUTES = Routes()
         (b"POST", b"/v1/messages", Where.GENERATE),
         (b"POST", b"/responses", Where.GENERATE),
         (b"GET", b"/v1/chat/completions", Where.ENGINE),
-        (b"POST", b"/v1/embeddings", Where.ENGINE),
+        (b"POST", b"/v1/embeddings", Where.POOLLESS),
+        (b"POST", b"/v1/reranking?x", Where.POOLLESS),
+        (b"POST", b"/audio%2ftranscriptions", Where.POOLLESS),
+        (b"GET", b"/v1/embeddings", Where.ENGINE),
         (b"POST", b"/v1/messages/count_tokens", Where.ENGINE),
         (b"OPTIONS", b"*", Where.ENGINE),
         (b"GET", b"/polykv", Where.OWN),
@@ -42,6 +45,7 @@ def test_a_prefix_of_the_engine_moves_its_generating_routes() -> None:
     """With --api-prefix only prefixed paths generate."""
     routes = Routes(api_prefix=b"/llm")
     assert routes.where(b"POST", b"/llm/v1/chat/completions") is Where.GENERATE
+    assert routes.where(b"POST", b"/llm/rerank") is Where.POOLLESS
     assert routes.where(b"POST", b"/v1/chat/completions") is Where.ENGINE
     assert routes.where(b"GET", b"/llm/_polykv/v1/state") is Where.PRIVATE
 
