@@ -172,7 +172,7 @@ class Ledger:
         if pool is None:
             return
         self._placements.pop(pool_id, None)
-        if reason is None and not self.books.of_pool(pool_id):
+        if reason is None and not self.books.of_pool(pool_id) and not self.tree.children(pool_id):
             self.tree.remove(pool_id)
         else:
             self.tree.put(pool.displaced(Residency.FAILED, reason or "it could not be made"))

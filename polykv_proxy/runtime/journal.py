@@ -180,7 +180,11 @@ def _recover(db: sqlite3.Connection, now: float) -> Recovered:
         db.execute("DELETE FROM idempotency WHERE created_ts < ?", (now - IDEMPOTENCY_TTL_S,))
     prefixes: dict[int, Tokens] = {}
     pools = []
-    for row in db.execute(_LOAD):
+    for row in db.execute(_LOAD).fetchall():
+        if row[2] is not None and row[2] not in prefixes:
+            log.warning("pool %s has lost its parent %s and with it the tokens they share: it is forgotten", row[0], row[2])
+            db.execute("DELETE FROM pools WHERE pool_id = ?", (row[0],))
+            continue
         pool, placement = _pool(row, prefixes)
         prefixes[pool.pool_id] = pool.tokens
         pools.append((pool, placement))
@@ -219,8 +223,6 @@ def _pool(row: tuple[object, ...], prefixes: dict[int, Tokens]) -> tuple[Pool, P
     assert isinstance(branch_pos, int)
     tokens = from_bytes(own)
     if isinstance(parent, int):
-        if parent not in prefixes:
-            raise sqlite3.DatabaseError(f"pool {pool_id} has lost its parent {parent}")
         tokens = as_tokens(np.concatenate([prefixes[parent][:branch_pos], tokens]))
     hashed = hash_prefix(tokens)
     if hashed.hex != prefix_hash:

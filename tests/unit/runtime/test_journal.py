@@ -44,6 +44,19 @@ async def test_pools_come_back_whole_from_their_own_tokens(tmp_path: Path) -> No
     db.close()
 
 
+async def test_a_child_without_its_parent_goes_alone(tmp_path: Path) -> None:
+    """A pool whose parent's tokens are not there is forgotten, with all below it; the others come back."""
+    path = tmp_path / "j"
+    journal = Journal(path)
+    await journal.open(0)
+    for pool_id, tokens, parent in ((1, [1, 2], None), (2, [1, 2, 3], 1), (3, [1, 2, 3, 4], 2), (4, [1, 5], 1)):
+        await journal.save_pool(pool(pool_id, tokens, parent=parent, branch_pos=len(tokens) - 1 if parent else 0), None)
+    await journal.drop_pools([2])
+    await journal.close()
+    assert [found.pool_id for found, _ in (await reopened(path)).pools] == [1, 4]
+    assert [found.pool_id for found, _ in (await reopened(path)).pools] == [1, 4]
+
+
 async def test_saving_again_moves_the_placement_and_never_the_prefix(tmp_path: Path) -> None:
     """A pool's tokens are written once."""
     journal = Journal(tmp_path / "j")
