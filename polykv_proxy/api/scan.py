@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from polykv_proxy.ports import Header
 
 _KEYS = (b'pool_id"', b'session_id"', b'shared_pool_slot"', b'shared_prefix_n_tokens"')
-_MODEL = re.compile(rb'"model"\s*:\s*"[^"\\]*@')
+_MODEL = re.compile(rb'"model"\s*:\s*"[^"@\\]*+(?:\\.[^"@\\]*+)*+@', re.DOTALL)
+"""A value with an `@`; escapes in front of it (JSON writers that keep to ASCII make them) hide nothing. Never goes back."""
 _ESCAPED = re.compile(rb"\\u00[4-7][0-9a-fA-F]")
 """An escaped `@`, letter or `_`: no writer of JSON does that by itself, so it is rare and worth a parse."""
 _HEADERS = frozenset({b"x-pool-id", b"x-session-id"})

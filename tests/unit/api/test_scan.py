@@ -31,7 +31,7 @@ def test_escapes_hide_no_key(key: str, data: st.DataObject) -> None:
     assert names_something([], body)
 
 
-@pytest.mark.parametrize("model", ["m@p", "m\\u0040p", "\\u006d@p"])
+@pytest.mark.parametrize("model", ["m@p", "m\\u0040p", "\\u006d@p", "mod\\u00e8le@p", 'a \\"b\\" \\\\@p', "a@b\\n@p"])
 @pytest.mark.parametrize("key", ["model", "mod\\u0065l"])
 def test_a_model_with_a_pool_is_seen(model: str, key: str) -> None:
     """The `@` in a model value is seen, also escaped."""
@@ -44,6 +44,7 @@ def test_a_model_with_a_pool_is_seen(model: str, key: str) -> None:
         b"",
         b'{"prompt": "say \\"pool_id\\": 1"}',
         b'{"model": "plain", "user": "a@b.example"}',
+        b'{"model": "pl\\"ain\\\\", "user": "a@b.example"}',
         json.dumps({"prompt": "caf\u00e9 \u2603 \U0001f600"}).encode(),
         b'{"prompt": "\\u0031 \\u00e9"}',
     ],
