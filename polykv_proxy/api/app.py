@@ -11,6 +11,7 @@ from polykv_proxy.api.context import ApiContext, require_key
 from polykv_proxy.api.error_handlers import install
 from polykv_proxy.api.lifetime_routes import lifetime_routes
 from polykv_proxy.api.look_routes import look_routes
+from polykv_proxy.api.methods import Methods
 from polykv_proxy.api.pool_routes import pool_routes
 from polykv_proxy.api.session_routes import session_routes
 from polykv_proxy.api.telemetry_routes import health_route, telemetry_routes
@@ -19,8 +20,9 @@ from polykv_proxy.errors import ApiError
 
 def build_app(context: ApiContext) -> FastAPI:
     """The ASGI application. Starting and stopping the runtime is the caller's business."""
-    app = FastAPI(title="polykv-proxy", docs_url=None, redoc_url=None, openapi_url=None)
+    app = FastAPI(title="polykv-proxy", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     install(app)
+    app.add_middleware(Methods, routes=app.router.routes)
 
     async def allowed(request: Request) -> None:
         require_key(context, request)

@@ -9,7 +9,10 @@ import logging
 
 from fastapi import FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
+from polykv_proxy.api.methods import allowed
+from polykv_proxy.api.waiting import CLIENT_LEFT
 from polykv_proxy.errors import ApiError
 from polykv_proxy.runtime.answers import api_error
 
@@ -31,7 +34,10 @@ def install(app: FastAPI) -> None:
     async def framework(request: Request, error: Exception) -> Response:
         status = error.status_code if isinstance(error, HTTPException) else 500
         if status == 405:
-            return answer(ApiError("method_not_allowed", f"{request.method} is not for {request.url.path}; see docs/http-api.md"))
+            message = f"{request.method} is not for {request.url.path}; see docs/http-api.md"
+            refused = answer(ApiError("method_not_allowed", message))
+            refused.headers["allow"] = allowed(app.router.routes, request.scope)
+            return refused
         if status == 404:
             return answer(ApiError("not_found", f"there is nothing at {request.url.path}; see docs/http-api.md"))
         return answer(ApiError("invalid_request", str(error)))
@@ -40,6 +46,10 @@ def install(app: FastAPI) -> None:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return answer(ApiError("internal_error", "this request failed inside the proxy; its log has the details"))
 
+    async def left(_request: Request, _error: Exception) -> Response:
+        return Response(status_code=CLIENT_LEFT)
+
+    app.add_exception_handler(ClientDisconnect, left)
     app.add_exception_handler(ApiError, ours)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(Exception, unforeseen)

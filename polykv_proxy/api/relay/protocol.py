@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from polykv_proxy.api.relay import heads
 from polykv_proxy.api.relay.exchange import Exchange
 from polykv_proxy.api.relay.heads import BadHeadError, Framing, framing_of, plain_head, wants_upgrade
 from polykv_proxy.api.relay.targets import Where
@@ -131,15 +132,15 @@ class RelayProtocol(HttpToolsProtocol):
                 self._enqueue(self._exchange(method, Framing(), refuse=refusal))
             return
         where = self.relay.routes.where(method, self._target)
-        if where is Where.OWN:
-            self._to_app()
-            return
         try:
             framing = framing_of(self._raw, http10=self.parser.get_http_version() == "1.0")
         except BadHeadError as error:
             exchange = self._exchange(method, Framing(), refuse=_invalid(error))
             exchange.keep_alive = False
             self._enqueue(exchange)
+            return
+        if where is Where.OWN:
+            self._to_app()
             return
         refuse = _NOT_FOUND if where is Where.PRIVATE else self._objection() if where is Where.POOLLESS else None
         self._enqueue(self._exchange(method, framing, gated=where is Where.GENERATE, refuse=refuse))
@@ -222,7 +223,19 @@ class RelayProtocol(HttpToolsProtocol):
         elif isinstance(broken, Exchange):
             broken.spoil(error)
         else:
-            self.transport.close()
+            self._spoil_own(broken, error)
+
+    def _spoil_own(self, cycle: Any, error: ApiError) -> None:
+        """The body of a request for the application cannot be read: say so in its place, if nothing was said yet."""
+        for place, (waiting, _) in enumerate(self.pipeline):
+            if waiting is cycle:
+                refused = Exchange(self, b"", b"", [], Framing(), keep_alive=False, refuse=error)
+                self.cycle = refused  # type: ignore[assignment]
+                self.pipeline[place] = (refused, self.app)  # type: ignore[assignment]
+                return
+        if not cycle.response_started:
+            self.transport.write(heads.answer(error.status, error.headers(), error.body(), head_only=False, close=True))
+        self.transport.close()
 
     def close(self, *, linger: bool) -> None:
         """Close after what was written. `linger`: the client is still sending; it must be let read the answer before a reset."""
