@@ -1,0 +1,47 @@
+"""One large or wrong body does not hold up the loop: the first fault ends the reading, the number of values is bounded."""
+
+from __future__ import annotations
+
+import pytest
+
+from polykv_proxy.api import wire
+from polykv_proxy.api.wire import CreatePool, parse
+from polykv_proxy.errors import ApiError
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (b'{"tokens":[' + b'"a",' * 100_000 + b"1]}", "tokens[0]"),
+        (b'{"messages":[' + b"1," * 100_000 + b"{}]}", "messages[0]"),
+        (b"{" + b",".join(b'"a%d":1' % n for n in range(100_000)) + b"}", "a0"),
+    ],
+)
+def test_the_first_fault_is_the_only_one_looked_for(body: bytes, param: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hundred thousand faults are not collected to report one."""
+    collected: list[int] = []
+    first = wire._first
+
+    def counted(error: wire.ValidationError) -> ApiError:
+        collected.append(error.error_count())
+        return first(error)
+
+    monkeypatch.setattr(wire, "_first", counted)
+    with pytest.raises(ApiError) as caught:
+        parse(CreatePool, body)
+    assert caught.value.param == param
+    assert sum(collected) <= 1
+
+
+def test_more_values_than_any_prefix_needs_are_refused_unread() -> None:
+    """413 before the JSON is parsed."""
+    with pytest.raises(ApiError) as caught:
+        parse(CreatePool, b'{"tokens":[' + b"1," * (wire.MAX_VALUES + 1) + b"no JSON")
+    assert (caught.value.status, caught.value.code) == (413, "body_too_large")
+
+
+def test_a_number_beyond_any_engine_names_its_field() -> None:
+    """`n_tokens` is bounded here, not by what the engine says about its own integers."""
+    with pytest.raises(ApiError) as caught:
+        parse(CreatePool, b'{"from_session":"s","n_tokens":99999999999999999999}')
+    assert caught.value.param == "n_tokens"
