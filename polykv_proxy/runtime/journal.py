@@ -71,6 +71,7 @@ class Journal:
         self._path = path
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="polykv-journal")
         self._db: sqlite3.Connection | None = None
+        self._opened: tuple[int, int] | None = None
         self.moved_aside: Path | None = None
 
     async def open(self, now: float) -> Recovered:
@@ -120,6 +121,7 @@ class Journal:
     async def _write(self, job: Callable[[sqlite3.Connection], object]) -> None:
         def run() -> None:
             assert self._db is not None, "the journal is open"
+            self._check_there()
             try:
                 with self._db:
                     self._db.execute("BEGIN IMMEDIATE")
@@ -128,6 +130,17 @@ class Journal:
                 raise JournalError(f"the journal cannot be written ({error}); nothing was changed") from error
 
         await asyncio.shield(self._in_worker(run))
+
+    def _check_there(self) -> None:
+        """A file that was deleted takes writes in silence, and they end with the process."""
+        if self._path is None:
+            return
+        try:
+            there = _identity(self._path)
+        except OSError as error:
+            raise JournalError(f"the journal {self._path} is gone ({error.strerror}); nothing was changed") from error
+        if there != self._opened:
+            raise JournalError(f"the journal {self._path} was replaced by another file; nothing was changed")
 
     def _open(self, now: float) -> Recovered:
         try:
@@ -145,6 +158,7 @@ class Journal:
     def _load(self, now: float) -> Recovered:
         if self._path is not None:
             self._path.touch(mode=0o600)
+            self._opened = _identity(self._path)
         self._db = sqlite3.connect(self._path or ":memory:", isolation_level=None, check_same_thread=False)
         if self._path is not None:
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -171,6 +185,11 @@ class Journal:
             self._db = None
 
 
+def _identity(path: Path) -> tuple[int, int]:
+    found = path.stat()
+    return found.st_dev, found.st_ino
+
+
 def _recover(db: sqlite3.Connection, now: float) -> Recovered:
     meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
     run = meta.get("run", int(now) & 0xFFFFF) + 1
@@ -185,7 +204,10 @@ def _recover(db: sqlite3.Connection, now: float) -> Recovered:
             log.warning("pool %s has lost its parent %s and with it the tokens they share: it is forgotten", row[0], row[2])
             db.execute("DELETE FROM pools WHERE pool_id = ?", (row[0],))
             continue
-        pool, placement = _pool(row, prefixes)
+        try:
+            pool, placement = _pool(row, prefixes)
+        except ValueError as error:
+            raise sqlite3.DatabaseError(f"pool {row[0]} cannot be read: {error}") from error
         prefixes[pool.pool_id] = pool.tokens
         pools.append((pool, placement))
     replies = tuple(Reply(*row) for row in db.execute("SELECT key, body_hash, status, reply, created_ts FROM idempotency"))

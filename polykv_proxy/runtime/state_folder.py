@@ -1,15 +1,19 @@
 """The folder that holds a proxy's journal, and the lock that keeps it to one proxy.
 
-Law: folder 0700, files 0600; the lock lives as long as the process, however it ends.
+Law: a folder that holds nothing else is 0700, any other keeps its mode; files are 0600; the lock lives as long as the process,
+however it ends.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 from pathlib import Path
 
 from polykv_proxy.errors import SettingsError
+
+_JOURNAL = "journal.sqlite"
 
 
 class StateFolder:
@@ -20,7 +24,8 @@ class StateFolder:
         self._lock: int | None = None
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path.chmod(0o700)
+            if all(file.name == "lock" or file.name.startswith(_JOURNAL) for file in path.iterdir()):
+                path.chmod(0o700)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise SettingsError(f"state folder {path} cannot be used: {error.strerror}; choose another with --state-dir") from error
@@ -29,7 +34,7 @@ class StateFolder:
     @property
     def journal_path(self) -> Path:
         """Where the journal is."""
-        return self.path / "journal.sqlite"
+        return self.path / _JOURNAL
 
     def _take(self, lock: int) -> None:
         try:
@@ -40,8 +45,9 @@ class StateFolder:
             raise SettingsError(
                 f"state folder {self.path} is in use by another polykv-proxy (pid {holder}); stop it or choose another --state-dir"
             ) from error
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
+        with contextlib.suppress(OSError):  # a full disk: the number only helps whoever finds the folder taken
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{os.getpid()}\n".encode(), 0)
 
     def close(self) -> None:
         """Let go of the lock."""
