@@ -5,9 +5,13 @@ Law: asks the binary itself (`--help`, bounded) and reads its archive directory;
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import shutil
+import signal
 import subprocess
+import time
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +19,7 @@ from pathlib import Path
 from polykv_proxy.errors import SettingsError
 
 _HELP_S = 30
+_HELP_BYTES = 4 * 1024 * 1024
 _NAMES = ("llamafile", "llama-server")
 
 
@@ -58,15 +63,36 @@ def _checked(path: Path) -> Path:
 def _help(path: Path) -> str:
     for command in ([str(path), "--help"], ["/bin/sh", str(path), "--help"]):
         try:
-            done = subprocess.run(  # noqa: S603 - the user's own engine
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=_HELP_S, check=False
-            )
-        except subprocess.TimeoutExpired as error:
-            return (error.stdout or b"").decode("utf-8", "replace")
+            return _said(command).decode("utf-8", "replace")
         except OSError:
             continue
-        return done.stdout.decode("utf-8", "replace")
     raise SettingsError(f"--engine {path}: cannot be run on this machine; is it built for this system?")
+
+
+def _said(command: list[str]) -> bytes:
+    """What a command prints, up to its end, `_HELP_S` or `_HELP_BYTES`; nothing of it is left running. OSError: it cannot run."""
+    with subprocess.Popen(  # noqa: S603 - the user's own engine
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    ) as child:
+        try:
+            assert child.stdout is not None
+            return _read(child.stdout.fileno(), time.monotonic() + _HELP_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+def _read(fd: int, end: float) -> bytes:
+    said = bytearray()
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    while len(said) < _HELP_BYTES and (left := end - time.monotonic()) > 0:
+        if poll.poll(left * 1000):
+            data = os.read(fd, 65536)
+            if not data:
+                break
+            said += data
+    return bytes(said)
 
 
 def _carries_model(path: Path) -> bool:
