@@ -7,25 +7,30 @@ flag, then `POLYKV_…` variable, then file, then default. What is wrong is foun
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
+from polykv_proxy.core.pools import NAME_RULE, is_pool_number, valid_name
 from polykv_proxy.errors import SettingsError
 
 ENV_PREFIX = "POLYKV_"
+_KEY = re.compile(r"[!-+\--~]+")
 
 
 class Settings(BaseSettings):
     """Settings of one proxy. Field descriptions are the reference."""
 
-    model_config = SettingsConfigDict(env_prefix=ENV_PREFIX, frozen=True, extra="forbid", env_ignore_empty=True)
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX, frozen=True, extra="forbid", env_ignore_empty=True, allow_inf_nan=False
+    )
 
     engine: Path | None = Field(None, description="Engine binary to run and watch. Default: ./llamafile, else one on PATH.")
     engine_url: str | None = Field(
@@ -39,7 +44,7 @@ class Settings(BaseSettings):
     )
     engine_log: Path | None = Field(None, description="File to which everything that the engine prints is appended.")
     model: Path | None = Field(None, description="Model file (GGUF) for the engine.")
-    host: str = Field("127.0.0.1", description="Address to listen on.")
+    host: str = Field("127.0.0.1", min_length=1, description="Address to listen on.")
     port: int = Field(8080, ge=0, le=65535, description="Port to listen on; 0 takes a free one.")
     state_dir: Path | None = Field(
         None, description="Folder of the journal. Default: $XDG_STATE_HOME/polykv/PORT, that is ~/.local/state/polykv/PORT."
@@ -80,6 +85,22 @@ class Settings(BaseSettings):
             return value
         raise ValueError("write auto, or a number from 0 to 255")
 
+    @field_validator("api_key", "admin_key", "engine_key")
+    @classmethod
+    def _keys(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
+        text = value.get_secret_value() if value is not None else "-"
+        keys = _split_keys(text) if info.field_name == "api_key" else [text]
+        if not keys or not all(_KEY.fullmatch(key) for key in keys):
+            raise ValueError("a key is one or more printable ASCII characters without spaces and commas; leave it out to have none")
+        return value
+
+    @field_validator("default_pool")
+    @classmethod
+    def _pool(cls, value: str | None) -> str | None:
+        if value is not None and not valid_name(value) and not is_pool_number(value):
+            raise ValueError(f"write the id of a pool or a name ({NAME_RULE})")
+        return value
+
     @field_validator("engine_args", mode="before")
     @classmethod
     def _args(cls, value: object) -> object:
@@ -102,8 +123,11 @@ class Settings(BaseSettings):
     @property
     def api_keys(self) -> tuple[str, ...]:
         """The keys, each one."""
-        text = self.api_key.get_secret_value() if self.api_key is not None else ""
-        return tuple(key.strip() for key in text.split(",") if key.strip())
+        return tuple(_split_keys(self.api_key.get_secret_value())) if self.api_key is not None else ()
+
+
+def _split_keys(text: str) -> list[str]:
+    return [key.strip() for key in text.split(",") if key.strip()]
 
 
 def load_settings(flags: Mapping[str, Any], file: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:

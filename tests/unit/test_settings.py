@@ -35,6 +35,13 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path) -> None:
         ({}, {}, "port =", "not valid TOML"),
         ({"off": True, "default_pool": "a"}, {}, "", "--off switches pools off"),
         ({"engine_url": "http://x", "model": Path("m")}, {}, "", "--model starts an engine"),
+        ({"host": ""}, {}, "", "--host : string should have at least 1 character"),
+        ({"api_key": ""}, {}, "", "--api-key: a key is one or more printable ASCII characters"),
+        ({}, {"POLYKV_API_KEY": " , "}, "", "POLYKV_API_KEY: a key is one or more"),
+        ({"api_key": "a, b c"}, {}, "", "--api-key: a key is one or more"),
+        ({"admin_key": "k\u00e9"}, {}, "", "--admin-key: a key is one or more"),
+        ({"default_pool": "A B"}, {}, "", "--default-pool A B: write the id of a pool or a name"),
+        ({"keep_alive_s": float("inf")}, {}, "", "--keep-alive-s inf: input should be a finite number"),
     ],
 )
 def test_a_bad_setting_is_one_line_that_names_it(
