@@ -61,11 +61,16 @@ class Prepared:
     listener: socket.socket
     address: EngineAddress
     key: str
-    engine_key: str | None
+    keys: Keys
     api_prefix: str
     argv: list[str]
     env: dict[str, str]
     folder: addresses.RunFolder | None = None
+
+    @property
+    def engine_key(self) -> str | None:
+        """The key with which we ask the engine ourselves, where it wants one."""
+        return min(self.keys.api, default=None)
 
     @property
     def url(self) -> str:
@@ -87,7 +92,7 @@ def prepare(settings: Settings, env: Mapping[str, str] | None = None) -> Prepare
     if settings.engine_url is not None:
         address, prefix = addresses.from_url(settings.engine_url)
         key = settings.engine_key.get_secret_value() if settings.engine_key is not None else ""
-        return Prepared(settings, _bind(settings), address, key, _engine_key(settings, env), prefix, [], {})
+        return Prepared(settings, _bind(settings), address, key, _keys(settings, env), prefix, [], {})
     check_args(settings.engine_args)
     binary = inspect_binary(find_binary(settings.engine))
     check_model(settings.model, binary, settings.engine_args, env)
@@ -98,10 +103,10 @@ def prepare(settings: Settings, env: Mapping[str, str] | None = None) -> Prepare
     folder = addresses.RunFolder(env)
     address = addresses.private_address(folder, unix_socket=binary.unix_socket)
     key = "" if settings.off else secrets.token_hex(16)
-    api_key = settings.api_key.get_secret_value() if settings.api_key is not None else None
-    options = EngineOptions(binary, address, key, max_pools, settings.model, api_key, settings.engine_args)
+    keys = _keys(settings, env)
+    options = EngineOptions(binary, address, key, max_pools, settings.model, ",".join(keys.all) or None, settings.engine_args)
     argv, engine_env = command(options, env)
-    return Prepared(settings, listener, address, key, _engine_key(settings, env), prefix, argv, engine_env, folder)
+    return Prepared(settings, listener, address, key, keys, prefix, argv, engine_env, folder)
 
 
 def run(settings: Settings) -> int:
@@ -138,10 +143,10 @@ class Proxy:
         limits = LedgerLimits(settings.max_pool_objects, settings.session_ttl_s, settings.pool_grace_s)
         runtime = await Runtime.start(client, RuntimeOptions(self._state_dir(), limits))
         if not settings.off:
-            self._relay.gate = PoolGate(runtime, settings.default_pool)
-        self._engine.observers += [self._door, lambda _status: runtime.link.poke()]
+            self._relay.gate = PoolGate(runtime, settings.default_pool, prepared.keys)
+        self._engine.observers += [self._door, functools.partial(_tell, runtime)]
         server, serving = self._open(
-            ApiContext(runtime, self._keys(), self._health, settings.body_limit_bytes, settings.default_pool)
+            ApiContext(runtime, prepared.keys, self._health, settings.body_limit_bytes, settings.default_pool)
         )
         self._listen_to_signals()
         try:
@@ -177,10 +182,6 @@ class Proxy:
         )
         server = _Server(config)
         return server, asyncio.get_running_loop().create_task(server.serve(sockets=[self._prepared.listener]))
-
-    def _keys(self) -> Keys:
-        admin = self._settings.admin_key
-        return Keys(frozenset(self._settings.api_keys), admin.get_secret_value() if admin is not None else None)
 
     def _state_dir(self) -> Path | None:
         if self._settings.off:
@@ -313,9 +314,18 @@ def _bind(settings: Settings) -> socket.socket:
         ) from error
 
 
-def _engine_key(settings: Settings, env: Mapping[str, str]) -> str | None:
+def _keys(settings: Settings, env: Mapping[str, str]) -> Keys:
+    """Ours, or those that the engine finds in its own environment: whoever needs a key there needs it here."""
     keys = settings.api_keys or tuple(key for key in env.get("LLAMA_API_KEY", "").split(",") if key)
-    return keys[0] if keys else None
+    admin = settings.admin_key
+    return Keys(frozenset(keys), admin.get_secret_value() if admin is not None else None)
+
+
+def _tell(runtime: Runtime, status: EngineStatus) -> None:
+    """What the engine's state means to the runtime: a process of ours that is not there holds no KV."""
+    if status.supervised and status.state in {EngineState.STARTING, EngineState.FAILED}:
+        runtime.link.gone(status.reason or "the engine is starting")
+    runtime.link.poke()
 
 
 def _path(text: str | None) -> Path | None:

@@ -6,12 +6,13 @@ Law: made once by the composition root; routes get it as an argument, never from
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fastapi import Request
 
 from polykv_proxy.errors import ApiError
+from polykv_proxy.ports import Header
 from polykv_proxy.runtime.runtime import Runtime
 
 
@@ -22,11 +23,16 @@ class Keys:
     api: frozenset[str] = frozenset()
     admin: str | None = None
 
+    @property
+    def all(self) -> list[str]:
+        """All that the engine must take; none without API keys, since then everyone may call."""
+        return sorted(self.api | ({self.admin} if self.admin else frozenset())) if self.api else []
+
     def accepts(self, key: str | None) -> bool:
         """May the holder of this key use pools and sessions?"""
         if not self.api:
             return True
-        return key is not None and _one_of(key, self.api | ({self.admin} if self.admin else frozenset()))
+        return key is not None and _one_of(key, self.all)
 
     def accepts_admin(self, key: str | None) -> bool:
         """May the holder of this key use admin verbs? Without an admin key the API key suffices."""
@@ -35,7 +41,7 @@ class Keys:
         return key is not None and _one_of(key, frozenset({self.admin}))
 
 
-def _one_of(key: str, keys: frozenset[str]) -> bool:
+def _one_of(key: str, keys: Iterable[str]) -> bool:
     return any(hmac.compare_digest(key.encode(), other.encode()) for other in keys)
 
 
@@ -54,11 +60,23 @@ class ApiContext:
 
 
 def key_of(request: Request) -> str | None:
-    """The key a request came with: `Authorization: Bearer` or `X-Api-Key`, as the engine takes it."""
+    """The key a request came with: `Authorization: Bearer` or `X-Api-Key`."""
     bearer = request.headers.get("authorization", "")
     if bearer[:7].lower() == "bearer ":
         return bearer[7:].strip()
     return request.headers.get("x-api-key")
+
+
+def engine_key_of(headers: Iterable[Header]) -> str:
+    """The key that the engine sees in these headers: Authorization, without it X-Api-Key, less a `Bearer ` in front.
+
+    None in a field that came with several values: which of them the engine takes is not for us to know.
+    """
+    found: dict[bytes, set[bytes]] = {b"authorization": set(), b"x-api-key": set()}
+    for name, value in headers:
+        found.get(name.lower(), set()).add(value)
+    values = (found[b"authorization"] - {b""}) or found[b"x-api-key"]
+    return values.pop().decode("latin-1").removeprefix("Bearer ") if len(values) == 1 else ""
 
 
 def require_key(context: ApiContext, request: Request) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from polykv_proxy.api.context import Keys, engine_key_of
 from polykv_proxy.api.scan import names_something
 from polykv_proxy.api.wishes import read_wish
 from polykv_proxy.core.attach import Wish
@@ -24,15 +25,19 @@ _PASSED_ON = frozenset({b"authorization", b"x-api-key", b"content-type"})
 
 
 class PoolGate:
-    """Attaches requests to pools and sessions. `default_pool` applies to requests that name none."""
+    """Attaches requests to pools and sessions. `default_pool` applies to requests that name none.
 
-    def __init__(self, runtime: Runtime, default_pool: str | None = None) -> None:
+    A request without a key that the engine takes is none of our business: the engine refuses it.
+    """
+
+    def __init__(self, runtime: Runtime, default_pool: str | None = None, keys: Keys | None = None) -> None:
         self._runtime = runtime
         self._default_pool = default_pool
+        self._keys = keys or Keys()
 
     def concerns(self, request: RelayRequest) -> bool:
         """One scan of raw bytes. Never parses JSON."""
-        if not self._runtime.offers_pools:
+        if self._runtime.hub.absent is not None:
             return False
         if self._default_pool is not None and self._known(self._default_pool):
             return True
@@ -47,6 +52,12 @@ class PoolGate:
 
     async def plan(self, request: RelayRequest) -> Plan | Refusal:
         """The headers that attach a request, or an answer of ours."""
+        if not self._keys.accepts(engine_key_of(request.headers)):
+            return _PLAIN
+        if not self._runtime.hub.linked:
+            await self._runtime.link.settled()
+        if not self._runtime.offers_pools:
+            return _PLAIN
         try:
             wish = read_wish(request.headers, request.body, self._default_pool, self._known)
             if wish.pool is None and wish.session_id is None:

@@ -7,6 +7,7 @@ in, so that nothing that happened in between is lost.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 
 from polykv_proxy.core.events import SlotEvent
@@ -18,6 +19,7 @@ log = logging.getLogger("polykv.link")
 
 FIRST_RETRY_S = 0.05
 LAST_RETRY_S = 2.0
+SETTLE_S = 5.0
 ABSENT_RETRY_S = 60.0
 """An engine without verbs is asked again now and then: with `--engine-url` another one may have taken its place."""
 
@@ -35,6 +37,18 @@ class EngineLink:
     def poke(self) -> None:
         """Something about the engine changed (it was started, or exited): look at once."""
         self._poked.set()
+
+    def gone(self, reason: str) -> None:
+        """The engine's process is not there: known before its connections tell."""
+        self._lost(reason)
+
+    async def settled(self) -> None:
+        """Wait until the engine of this moment is followed, or known to have no pools; not longer than `SETTLE_S`."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                while not self._hub.linked and self._hub.absent is None:
+                    self._changed.clear()
+                    await self._changed.wait()
 
     async def known(self) -> None:
         """Wait until it is known whether this engine has pools."""

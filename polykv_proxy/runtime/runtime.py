@@ -33,6 +33,8 @@ from polykv_proxy.runtime.view import View
 log = logging.getLogger("polykv.runtime")
 
 SWEEP_S = 1.0
+STATE_S = 3.0
+"""The engine answers from a published snapshot at any time: longer silence means that it hangs."""
 PURGE_EVERY = 3600
 LOW_CELLS = 0.05
 """With less than this part of all cells free or idle, idle pools give up theirs before a running request has to stop."""
@@ -139,10 +141,13 @@ class Runtime:
         if not self.hub.linked:
             return None
         try:
-            return await self.hub.client.state()
+            async with asyncio.timeout(STATE_S):
+                return await self.hub.client.state()
+        except TimeoutError:
+            log.warning("no state: the engine has not answered for %g s", STATE_S)
         except EngineError as error:
             log.info("no state: %s", error)
-            return None
+        return None
 
     async def end_session(self, session_id: str) -> SessionEnded:
         """End a session: its requests are cancelled and its cells freed. ApiError 404 for an unknown one."""

@@ -150,7 +150,7 @@ async def rig(
     try:
         await asyncio.wait_for(runtime.link.known(), 20)
         await runtime.hub.settle()
-        yield Rig(server.engine, server, clock, runtime, PoolGate(runtime, default_pool), app, api)
+        yield Rig(server.engine, server, clock, runtime, PoolGate(runtime, default_pool, keys), app, api)
     finally:
         await api.aclose()
         await runtime.stop()
