@@ -131,6 +131,7 @@ class World:
         return capacity["n_requests"] == 0 and capacity["seq_ids_used"] == resident
 
 
+@pytest.mark.timeout(300 + 10 * ROUNDS)
 def test_nothing_is_lost_and_nothing_leaks(engine_path: Path, tmp_path: Path) -> None:
     """After every kill announced pools are there under their ids, and the engine holds no sequence of nobody."""
     world = World(engine_path, tmp_path)
