@@ -272,11 +272,11 @@ class Ledger:
         self.tree.remove(pool.pool_id)
         return [FreeSeq(placement.seq, placement.boot_id)] if placement is not None else []
 
-    def lose(self, pool_id: int, reason: str) -> None:
-        """The engine does not hold a resident pool's sequence any more."""
-        pool = self.tree.get(pool_id)
-        if pool is not None and pool.residency is Residency.RESIDENT:
-            self.displace(pool_id, Residency.LOST, reason)
+    def lose_seq(self, seq: SeqRef, reason: str) -> None:
+        """The engine does not hold this sequence any more: its pool is lost."""
+        for pool in self.tree:
+            if pool.seq == seq and pool.residency is Residency.RESIDENT:
+                self.displace(pool.pool_id, Residency.LOST, reason)
 
     def restore_terms(self, before: Pool) -> None:
         """A change of a pool's pin or time to live could not be written down: they are what they were."""

@@ -6,7 +6,7 @@ token that a rebuild would compute goes first: least recently used, weighted by 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -44,12 +44,22 @@ def choose(candidates: Iterable[Candidate], *, n_ids: int = 0, n_cells: int = 0)
 
     A parent is a candidate once its last child was chosen: keep `CHILDREN` then no longer holds it.
     """
-    resident = {candidate.pool_id: candidate for candidate in candidates}
+    order = leaving(candidates)
     chosen: list[Candidate] = []
     while len(chosen) < n_ids or sum(gone.own_tokens for gone in chosen) < n_cells:
+        following = next(order, None)
+        if following is None:
+            return []
+        chosen.append(following)
+    return chosen
+
+
+def leaving(candidates: Iterable[Candidate]) -> Iterator[Candidate]:
+    """All that may leave, in the order in which they would."""
+    resident = {candidate.pool_id: candidate for candidate in candidates}
+    while True:
         parents = {candidate.parent for candidate in resident.values()}
         free = [c for c in resident.values() if c.keep in {None, Keep.CHILDREN} and c.pool_id not in parents]
         if not free:
-            return []
-        chosen.append(resident.pop(min(free, key=rank).pool_id))
-    return chosen
+            return
+        yield resident.pop(min(free, key=rank).pool_id)

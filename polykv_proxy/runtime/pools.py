@@ -16,7 +16,7 @@ from typing import Any
 
 from polykv_proxy.core.branch import branch_position
 from polykv_proxy.core.ledger import MODEL_CHANGED, Placement
-from polykv_proxy.core.pools import REBUILDABLE, Pool, PoolTree, Residency, SeqRef
+from polykv_proxy.core.pools import Pool, PoolTree, Residency, SeqRef
 from polykv_proxy.core.prefix import Tokens, as_tokens, hash_prefix
 from polykv_proxy.engine import wire
 from polykv_proxy.errors import ApiError, EngineError, EngineRefusedError, EngineUnavailableError, JournalError
@@ -236,40 +236,46 @@ class PoolService:
         old = self._tree.get(spec.beside) if spec is not None and spec.beside is not None else None
         if spec is not None and spec.keep_to is not None and old is not None and old.seq is not None:
             with contextlib.suppress(EngineRefusedError):
-                return await self._prefill(pool, old.seq, flight, spec.keep_to)
+                return await self._prefill(pool, old.seq, spec.keep_to, flight)
+        base, branch_pos = await self._bring_base(pool)
         try:
-            return await self._prefill(pool, await self._bring_parent(pool), flight)
+            return await self._prefill(pool, base, branch_pos, flight)
         except EngineRefusedError as error:
-            parent = self._tree.get(pool.parent) if pool.parent is not None else None
-            if error.kind != "stale_seq" or parent is None:
+            if error.kind != "stale_seq" or base is None:
                 raise
-            self._hub.ledger.lose(parent.pool_id, "the engine no longer holds its sequence")
-        return await self._prefill(pool, await self._bring_parent(pool), flight)
+            self._hub.ledger.lose_seq(base, "the engine no longer holds its sequence")
+        base, branch_pos = await self._bring_base(pool)
+        return await self._prefill(pool, base, branch_pos, flight)
 
-    async def _prefill(
-        self, pool: Pool, parent: SeqRef | None, flight: PoolFlight, branch_pos: int | None = None
-    ) -> tuple[wire.Made, Placement]:
-        branch_pos = pool.branch_pos if branch_pos is None else branch_pos
+    async def _prefill(self, pool: Pool, base: SeqRef | None, branch_pos: int, flight: PoolFlight) -> tuple[wire.Made, Placement]:
         body: dict[str, object] = {"tokens": pool.tokens.tolist()}
-        if parent is not None:
-            body |= {"parent_seq": str(parent), "branch_pos": branch_pos}
+        if base is not None:
+            body |= {"parent_seq": str(base), "branch_pos": branch_pos}
         boot_id = self._hub.boot_id
-        n_cells = pool.prefix_len - (branch_pos if parent is not None else 0)
-        made = await self.maker.make(body, lambda step: flight.report(Step(pool.pool_id, step)), n_cells)
-        return made, Placement(boot_id, made.ref, made.cells, parent, made.n_shared)
+        made = await self.maker.make(body, lambda step: flight.report(Step(pool.pool_id, step)), pool.prefix_len - branch_pos)
+        return made, Placement(boot_id, made.ref, made.cells, base, made.n_shared)
 
-    async def _bring_parent(self, pool: Pool) -> SeqRef | None:
-        """The sequence to build on, its pool rebuilt when it has none; None to build on nothing, where the engine has no room."""
+    async def _bring_base(self, pool: Pool) -> tuple[SeqRef | None, int]:
+        """What to build on, and up to where.
+
+        1. the parent, which is rebuilt when it has no KV and there is room for all that lack it
+        2. the nearest above it that has KV, which holds the same beginning
+        3. nothing
+        """
         parent = self._tree.get(pool.parent) if pool.parent is not None else None
-        if parent is not None and (parent.residency in REBUILDABLE or parent.residency is Residency.MATERIALIZING):
+        if parent is not None and self.maker.room.can_bring(parent):
             try:
                 await (self.flight(parent.pool_id) or self.rebuild(parent.pool_id)).wait()
             except ApiError as error:
                 if error.code not in {"pool_seqs_exhausted", "saturated"}:
                     raise
                 log.info("pool %d is made without its parent %d: %s", pool.pool_id, parent.pool_id, error)
-            parent = self._tree.get(parent.pool_id)
-        return parent.seq if parent is not None else None
+        branch_pos = pool.branch_pos
+        for above in self._tree.ancestors(pool.pool_id):
+            if above.seq is not None:
+                return above.seq, branch_pos
+            branch_pos = min(branch_pos, above.branch_pos)
+        return None, 0
 
     async def sweep(self) -> None:
         """Give back what a cancelled or failed call may have left: its `done` can cross our leaving."""

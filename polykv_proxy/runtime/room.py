@@ -5,10 +5,13 @@ Law: the core says who leaves; nothing leaves while it is used, kept or in vain.
 
 from __future__ import annotations
 
+import itertools
 import logging
 
 from polykv_proxy.core.commands import FreeSeq
 from polykv_proxy.core.lifetime import Lifetime
+from polykv_proxy.core.pools import REBUILDABLE, Pool, Residency
+from polykv_proxy.core.retention import leaving
 from polykv_proxy.engine.wire import State
 from polykv_proxy.errors import ApiError, EngineError, EngineRefusedError, JournalError
 from polykv_proxy.runtime.hub import Hub
@@ -22,6 +25,17 @@ class Room:
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
         self._lifetime = Lifetime(hub.ledger)
+
+    def can_bring(self, parent: Pool) -> bool:
+        """Is a parent without KV being made, or are there ids for it, for all above it that lack KV, and for a child of it?"""
+        if parent.residency not in REBUILDABLE:
+            return parent.residency is Residency.MATERIALIZING
+        hello, tree = self._hub.hello, self._hub.ledger.tree
+        line = (parent, *tree.ancestors(parent.pool_id))
+        lacking = sum(1 for _ in itertools.takewhile(lambda pool: pool.residency in REBUILDABLE, line))
+        used = sum(pool.seq is not None for pool in tree)
+        evictable = sum(1 for _ in leaving(self._lifetime.candidates(self._hub.clock.wall())))
+        return hello is not None and hello.max_pools - used + evictable > lacking
 
     async def for_cells(self, n_cells: int) -> None:
         """Before a prefill: as many cells as it needs beyond what is free or idle. What cannot be had is the engine's to refuse.

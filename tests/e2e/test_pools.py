@@ -94,6 +94,8 @@ def test_fan_out_uses_the_prefix_once(client: httpx.Client, made: list[int]) -> 
         reply = client.post(CHAT, json=body)
         assert reply.json()["opencoti"]["cached_prefix_tokens"] == pool["prefix_len"]
         assert reply.json()["timings"]["prompt_n"] == reply.json()["usage"]["prompt_tokens"] - pool["prefix_len"]
+    while (now := client.get("/polykv/capacity").json())["slots_busy"] or now["n_requests"]:
+        pass
     shown = client.get("/polykv/pools/fleet").json()
     own = sum(session["suffix_n_tokens"] for session in shown["sessions"])
     assert len(shown["sessions"]) == 3

@@ -238,3 +238,59 @@ async def test_a_client_that_leaves_a_fork_takes_it_along(tmp_path: Path) -> Non
         proxy.engine.go()
         assert len(proxy.runtime.hub.ledger.tree) == 1
         assert (await proxy.api.delete("/polykv/pools/1")).status_code == 200
+
+
+async def test_an_engine_that_dies_in_a_fork_takes_only_the_fork(tmp_path: Path) -> None:
+    """The caller hears of it, no child is left, and with the engine back the parent and a new fork are made as if nothing was."""
+    engine = FakeEngine()
+    async with served(engine, tmp_path) as server, rig(tmp_path, engine, server) as proxy:
+        await proxy.pool(tokens=BASE)
+        engine.hold()
+        making = asyncio.ensure_future(proxy.api.post("/polykv/pools/1/fork", json={"tokens": [*BASE, *range(300, 500)]}))
+        async with asyncio.timeout(20):
+            while (flight := proxy.runtime.pools.flight(2)) is None or flight.latest is None or flight.latest.progress is None:
+                await asyncio.sleep(0.005)
+        await server.crash()
+        assert (await making).status_code == 503
+        await proxy.until_unlinked()
+        await server.restart()
+        await proxy.until_linked(engine.boot_id)
+        assert [pool.pool_id for pool in proxy.runtime.hub.ledger.tree] == [1]
+        child = await fork(proxy, 1, tokens=[*BASE, 5])
+        assert (child["pool_id"], child["n_shared"]) == (3, 40)
+        assert engine.used_cells() == 41
+
+
+async def test_a_child_is_built_on_the_nearest_that_has_kv(tmp_path: Path) -> None:
+    """With no id for its evicted parent a grandchild shares with the root what both begin with."""
+    async with rig(tmp_path, FakeEngine(max_pools=3)) as proxy:
+        await proxy.pool(tokens=BASE)
+        await fork(proxy, 1, tokens=[*BASE[:35], 5, 6])
+        await fork(proxy, 2, tokens=[*BASE[:35], 5, 7])
+        for pool_id in (3, 2):
+            await proxy.api.post(f"/polykv/pools/{pool_id}/evict")
+        await proxy.pool(tokens=[9, 9, 9])
+        for pool_id in (1, 4):
+            await proxy.api.post(f"/polykv/pools/{pool_id}/pin")
+        reply = await proxy.call("/completion", {"prompt": [*BASE[:35], 5, 7, 8], "pool_id": 3, "n_predict": 1})
+        assert reply.headers["x-cached-prefix-tokens"] == "37"
+        shown = (await proxy.api.get("/polykv/pools")).json()["pools"]
+        assert [(p["residency"], p["n_shared"], p["own_kv_bytes"]) for p in shown[:3]] == [
+            ("resident", 0, 4000),
+            ("evicted", 0, 0),
+            ("resident", 35, 200),
+        ]
+
+
+async def test_a_child_is_made_alone_where_its_parent_has_no_room(tmp_path: Path) -> None:
+    """With one sequence id left a child whose parent was evicted is rebuilt in full, shares nothing, and answers."""
+    async with rig(tmp_path, FakeEngine(max_pools=2)) as proxy:
+        await proxy.pool(tokens=BASE)
+        await fork(proxy, 1, tokens=[*BASE, 5, 6])
+        await proxy.api.post("/polykv/pools/1/flush")
+        await proxy.pool(tokens=[9, 9, 9])
+        await proxy.api.post("/polykv/pools/3/pin")
+        reply = await proxy.call("/completion", {"prompt": [*BASE, 5, 6, 7], "pool_id": 2, "n_predict": 1})
+        assert reply.headers["x-cached-prefix-tokens"] == "42"
+        shown = (await proxy.api.get("/polykv/pools/2")).json()
+        assert (shown["residency"], shown["n_shared"], shown["own_kv_bytes"]) == ("resident", 0, 4200)
