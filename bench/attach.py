@@ -138,7 +138,7 @@ def plans(quick: bool) -> list[Plan]:
         return [Plan("tiny", tiny_model("full"), (64, 1024), 4, 4, 1)]
     return [
         Plan("tiny", tiny_model("full"), (64, 256, 1024, 2048, 4096, 8192), 25, 15, 3),
-        Plan("smollm2", smollm2(), (256, 1000), 10, 10, 1, real=True),
+        Plan("smollm2", smollm2(), (256, 1000), 24, 10, 1, real=True),
     ]
 
 
