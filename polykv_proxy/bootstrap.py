@@ -29,6 +29,7 @@ from polykv_proxy.api.relay import Relay, RelayLimits, RelayProtocol, Routes, Up
 from polykv_proxy.cli_doctor import option_findings
 from polykv_proxy.core.ledger import LedgerLimits
 from polykv_proxy.engine import address as addresses
+from polykv_proxy.engine import probe
 from polykv_proxy.engine.binary import find_binary, inspect_binary
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.engine.command import EngineOptions, check_args, check_model, command, option_value
@@ -41,6 +42,7 @@ from polykv_proxy.engine.supervisor import EngineStartError, Supervisor, Supervi
 from polykv_proxy.engine.watcher import EngineWatcher
 from polykv_proxy.errors import ApiError, SettingsError
 from polykv_proxy.ports import EngineAddress
+from polykv_proxy.runtime.progress import ProgressWatch
 from polykv_proxy.runtime.runtime import Runtime, RuntimeOptions
 from polykv_proxy.settings import Settings
 from polykv_proxy.ui.startup import EngineFacts, StartupView
@@ -132,6 +134,7 @@ class Proxy:
         self._pool = UpstreamPool()
         limits = RelayLimits(scanned_body=self._settings.body_limit_bytes, keep_alive_s=self._settings.keep_alive_s)
         self._relay = Relay(self._pool, routes=Routes(api_prefix=prepared.api_prefix.encode()), limits=limits)
+        self._watch: ProgressWatch | None = None
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -144,6 +147,9 @@ class Proxy:
         runtime = await Runtime.start(client, RuntimeOptions(self._state_dir(), limits))
         if not settings.off:
             self._relay.gate = PoolGate(runtime, settings.default_pool, prepared.keys)
+        if settings.no_progress_s is not None:
+            self._watch = ProgressWatch(runtime.hub, settings.no_progress_s, self._relay.owed, self._doubt)
+            runtime.hub.spawn(self._watch.run())
         self._engine.observers += [self._door, functools.partial(_tell, runtime)]
         server, serving = self._open(
             ApiContext(runtime, prepared.keys, self._health, settings.body_limit_bytes, settings.default_pool)
@@ -279,6 +285,14 @@ class Proxy:
         elif status.state is not EngineState.DRAINING:
             self._pool.shut(ApiError("draining", "The proxy is shutting down.", retry_after_s=5))
 
+    async def _doubt(self, reason: str) -> None:
+        """Requests were ended because the engine stood still: one that does not even say that it lives is started anew."""
+        prepared = self._prepared
+        answer = await probe.health(prepared.address, prepared.api_prefix, prepared.engine_key)
+        if answer is None and self._engine.status.state is EngineState.READY:
+            _log.error("the engine does not answer /health either: it is started anew")
+            self._engine.restart(f"{reason}, and did not answer /health")
+
     def _health(self) -> dict[str, object]:
         status = self._engine.status
         return {
@@ -291,6 +305,7 @@ class Proxy:
             "exit_code": status.exit_code,
             "retry_ts": status.retry_ts,
             "requests_running": len(self._relay.running),
+            "no_progress": self._watch.facts() if self._watch is not None else None,
             "pid": status.pid,
             "command": self._prepared.argv,
             "last_lines": self._engine.output.tail(20),

@@ -76,6 +76,7 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
     body_limit_bytes: Annotated[int | None, _option("body_limit_bytes", panel=_TIMES)] = None,
     keep_alive_s: Annotated[float | None, _option("keep_alive_s", panel=_TIMES)] = None,
     start_idle_s: Annotated[float | None, _option("start_idle_s", panel=_TIMES)] = None,
+    no_progress_s: Annotated[float | None, _option("no_progress_s", panel=_TIMES)] = None,
     stop_grace_s: Annotated[float | None, _option("stop_grace_s", panel=_TIMES)] = None,
     drain_grace_s: Annotated[float | None, _option("drain_grace_s", panel=_TIMES)] = None,
     log_level: Annotated[str | None, _option("log_level", panel=_TIMES, metavar="debug|info|warning|error")] = None,

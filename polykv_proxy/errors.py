@@ -67,6 +67,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "engine_starting": Kind(503, _AWAY),
         "engine_unavailable": Kind(503, _AWAY),
         "draining": Kind(503, _AWAY),
+        "engine_no_progress": Kind(504, "timeout_error"),
     }
 )
 """Every error code a client can get from us. Saturation is 429, never 503: 503 means that the engine is away."""

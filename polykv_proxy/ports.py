@@ -9,6 +9,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+from polykv_proxy.errors import ApiError
+
 Header: TypeAlias = tuple[bytes, bytes]
 """One header field as it came: name in any case, value without surrounding white space."""
 
@@ -57,6 +59,14 @@ class RequestGate(Protocol):
 
     def plan(self, request: RelayRequest) -> Awaitable[Plan | Refusal]:
         """Decide a request for which `concerns` said yes. May wait (rebuild of a pool); cancelled when the client leaves."""
+
+
+class Waiting(Protocol):
+    """A request to which the engine owes an answer."""
+
+    def cut(self, error: ApiError) -> None:
+        """End it now with this error, in the form that its reply still allows; its engine connection is closed."""
+        ...
 
 
 class Clock(Protocol):

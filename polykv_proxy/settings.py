@@ -70,6 +70,11 @@ class Settings(BaseSettings):
     start_idle_s: float = Field(
         60.0, gt=0, description="Seconds without any progress after which a starting engine is given up; loading has no limit."
     )
+    no_progress_s: float | None = Field(
+        None,
+        ge=1,
+        description="Seconds without any progress of the engine after which requests that wait for it are ended. Default: never.",
+    )
     stop_grace_s: float = Field(10.0, ge=0, description="Seconds the engine has to end by itself before it is killed.")
     drain_grace_s: float = Field(30.0, ge=0, description="Seconds that running requests have to finish when the proxy is stopped.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

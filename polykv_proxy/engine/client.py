@@ -107,6 +107,15 @@ class EngineClient:
         response = await self._call("POST", f"{self.api_prefix}/detokenize", json={"tokens": tokens.tolist()})
         return _parse(wire.Text, response.content).content
 
+    async def slots(self, patience_s: float) -> list[wire.PublicSlot]:
+        """The engine's own `/slots`: which waits for the work at hand. EngineAbilityError: its form is unknown."""
+        timeout = httpx.Timeout(patience_s, connect=5.0)
+        raw = (await self._call("GET", f"{self.api_prefix}/slots", timeout=timeout)).content
+        try:
+            return wire.PUBLIC_SLOTS.validate_json(raw)
+        except ValueError as error:
+            raise EngineAbilityError(f"its /slots is not of a known form: {error}".splitlines()[0]) from error
+
     async def make_seq(self, body: Mapping[str, object]) -> AsyncGenerator[MakeStep, None]:
         """Materialise or snapshot: progress, then exactly one `Made`. Closing the iterator cancels it in the engine."""
         made = False

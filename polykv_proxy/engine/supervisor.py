@@ -79,6 +79,8 @@ class Supervisor:
         self._task: asyncio.Task[None] | None = None
         self._first: asyncio.Future[None] | None = None
         self._again = asyncio.Event()
+        self._ending: asyncio.Task[int] | None = None
+        self._why: str | None = None
         self._stopping = False
         self._draining = False
 
@@ -94,11 +96,12 @@ class Supervisor:
         assert self._first is not None, "start() comes first"
         await asyncio.shield(self._first)
 
-    def restart(self) -> None:
-        """Try again now: ends a pause, or the running engine."""
+    def restart(self, reason: str | None = None) -> None:
+        """Try again now: ends a pause, or the running engine, politely at first. `reason` is then shown as the cause of its end."""
         self._again.set()
         if self._process is not None and self.status.state in (EngineState.READY, EngineState.STARTING):
-            self._process.signal_group(signal.SIGTERM)
+            self._why = reason
+            self._ending = asyncio.get_running_loop().create_task(self._process.stop(self._limits.stop_grace_s))
 
     def drain(self) -> None:
         """Say that the end is near; the engine goes on working, but is not started again."""
@@ -162,7 +165,8 @@ class Supervisor:
         code = await asyncio.shield(process.exited)
         self._process = None
         if not self._stopping:
-            self._fail(trouble or _epitaph(code), code, fatal=by_itself)
+            self._fail(trouble or self._why or _epitaph(code), code, fatal=by_itself)
+        self._why = None
         return time.monotonic() - ready_at if trouble is None else 0.0
 
     async def _until_ready(self, process: EngineProcess) -> str | None:

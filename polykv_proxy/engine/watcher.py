@@ -44,8 +44,9 @@ class EngineWatcher:
         """Wait until it is ready for the first time, however long that takes."""
         await self._ready.wait()
 
-    def restart(self) -> None:
+    def restart(self, reason: str | None = None) -> None:
         """Look again now."""
+        del reason  # the engine is not ours
         self._look.set()
 
     def drain(self) -> None:

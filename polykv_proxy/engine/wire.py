@@ -5,7 +5,7 @@ Law: unknown fields are ignored, missing ones have the page's defaults, wrong ty
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind
 from polykv_proxy.core.pools import SeqRef
@@ -136,6 +136,13 @@ class State(_Wire):
     slots: list[SlotState] = []
     cells: Cells = Cells()
 
+    def work(self) -> object:
+        """What is another value whenever the engine has done something. `update` counts only while a slot works: of an idle engine
+        it moves with every question that somebody asks."""
+        busy = any(slot.state != "idle" for slot in self.slots)
+        slots = tuple((slot.state, slot.task, slot.n_tokens, slot.totals) for slot in self.slots)
+        return self.boot_id, self.update if busy else None, self.cells.used, slots
+
     def snapshot(self) -> EngineSnapshot:
         """What decisions depend on."""
         return EngineSnapshot(
@@ -226,6 +233,32 @@ class Text(_Wire):
     """`POST /detokenize`, the engine's own route."""
 
     content: str
+
+
+class NextToken(_Wire):
+    """The decoding of a public slot."""
+
+    n_decoded: int | None = None
+
+
+class PublicSlot(_Wire):
+    """One slot of `GET /slots`, the engine's own route."""
+
+    id: int
+    is_processing: bool = False
+    id_task: int = -1
+    n_prompt_tokens_processed: int | None = None
+    next_token: list[NextToken] = []
+
+    def work(self) -> tuple[object, ...] | None:
+        """What is another value whenever the slot has done something; None for a working one that has no counters."""
+        n_decoded = tuple(token.n_decoded for token in self.next_token)
+        if self.is_processing and (self.n_prompt_tokens_processed is None or None in (n_decoded or (None,))):
+            return None
+        return self.id, self.is_processing, self.id_task, self.n_prompt_tokens_processed, n_decoded
+
+
+PUBLIC_SLOTS = TypeAdapter(list[PublicSlot])
 
 
 class BootNotice(_Wire):

@@ -42,6 +42,8 @@ class FakeEngineServer:
         self.path = path
         self.calls: list[tuple[str, str]] = []
         self.seen_bodies: list[bytes] = []
+        self.slots_page: object = None
+        """What `/slots` answers; None: the engine has no such page."""
         self._server: QuietServer | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -94,13 +96,19 @@ class FakeEngineServer:
             Route("/_polykv/v1/sessions/{n:int}", self._end_session, methods=["DELETE"]),
         ]
         app = Starlette(
-            routes=[*post, *verbs, Route("/health", self._health)], exception_handlers={EngineFaultError: _fault, 404: _not_found}
+            routes=[*post, *verbs, Route("/health", self._health), Route("/slots", self._slots)],
+            exception_handlers={EngineFaultError: _fault, 404: _not_found},
         )
         app.add_middleware(_KeyMiddleware, server=self)
         return app
 
     async def _health(self, _request: Request) -> Response:
         return JSONResponse({"status": "ok"})
+
+    async def _slots(self, _request: Request) -> Response:
+        if self.slots_page is None:
+            raise EngineFaultError(501, "not_supported_error", "This server does not support slots endpoint.")
+        return JSONResponse(self.slots_page)
 
     async def _hello(self, _request: Request) -> Response:
         self.engine.maybe_fail("hello")

@@ -65,6 +65,7 @@ class Exchange:
         self.running = False
         self._http10 = http10
         self._expects = expects
+        self._generates = gated
         self._gated = gated and self.relay.gate is not None
         self._refuse = refuse
         self._buffer = bytearray()
@@ -162,6 +163,21 @@ class Exchange:
         if upstream is not None:
             upstream.abort()
         self._broken(error)
+
+    @property
+    def owed(self) -> bool:
+        """Does the engine owe this request, on a generating route, the next step?
+
+        1. It is not with the engine yet: the gate or a connection is waited for. 2. The engine does not take the body.
+        3. The client is still sending, or does not read what there is: the engine owes nothing. 4. Else it does.
+        """
+        if not self._generates or self.response_complete:
+            return False
+        if self._upstream is None:
+            return self._task is not None
+        if self.more_body:
+            return not self._upstream.writable
+        return not self.client.flow.write_paused
 
     # the gate
 

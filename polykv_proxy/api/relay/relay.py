@@ -70,6 +70,10 @@ class Relay:
         if not self.running:
             self._idle.set()
 
+    def owed(self) -> list[Exchange]:
+        """Requests on generating routes that wait for the engine and for nothing else."""
+        return [exchange for exchange in self.running if exchange.owed]
+
     def drain(self, retry_after_s: float = 5.0) -> None:
         """Refuse new requests from now on; those in flight go on."""
         self._draining = ApiError("draining", "The proxy is shutting down.", retry_after_s=retry_after_s)
