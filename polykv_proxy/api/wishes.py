@@ -137,9 +137,10 @@ def _n_tasks(fields: dict[str, Any]) -> int:
     """How many tasks the engine makes of it: completions asked for, times prompts given."""
     prompt = fields.get("prompt")
     prompts = 1
-    kinds: set[type] = set(map(type, prompt)) if isinstance(prompt, list) else set()  # thousands of token ids: no test of each
-    if kinds & {str, list, dict}:
-        prompts = 1 if kinds & {int, bool} else len(prompt)
+    if isinstance(prompt, list):
+        kinds = set(map(type, prompt))  # one pass in C: there can be thousands of token ids
+        if kinds & {str, list, dict} and not kinds & {int, bool}:
+            prompts = len(prompt)
     n = fields.get("n_cmpl", fields.get("n"))
     copies = n if isinstance(n, int) and not isinstance(n, bool) and n > 1 else 1
     return min(MAX_TASKS, max(1, prompts * copies))
