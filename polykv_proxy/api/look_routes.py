@@ -74,7 +74,7 @@ def look_routes(context: ApiContext) -> APIRouter:
         try:
             prompts = await hub.client.dry_run(hub.client.api_prefix + route, body, passed)
         except EngineRefusedError as error:
-            if error.status >= 500:
+            if error.status == 503:
                 raise api_error(error) from error
             raise ApiError("invalid_request", f"the engine refuses this on {route}: {error.message}", param=error.param) from error
         except EngineError as error:

@@ -23,7 +23,7 @@ Body = TypeVar("Body", bound=BaseModel)
 LEASE_S = 600.0
 """Seconds for which a pin holds unless it says otherwise."""
 MAX_VALUES = 2_000_000
-"""Values in one body of ours: parsing holds up everybody's streams, by about a second at this bound."""
+"""Values in one body that we parse: it holds up everybody's streams, by about a second at this bound."""
 _SOURCES = ("tokens", "prompt", "messages", "from_session")
 
 
@@ -131,8 +131,7 @@ class RenewPool(BaseModel):
 
 def parse(model: type[Body], raw: bytes) -> Body:
     """A body of one of our verbs. ApiError 400 says which field is wrong and why."""
-    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
-        raise ApiError("body_too_large", f"the body has more than {MAX_VALUES} values; no prefix needs so many")
+    check_values(raw)
     try:
         fields = json.loads(raw)
     except (ValueError, RecursionError) as error:
@@ -147,6 +146,12 @@ def parse(model: type[Body], raw: bytes) -> Body:
         return model.model_validate(fields)
     except ValidationError as error:
         raise _first(error) from error
+
+
+def check_values(raw: bytes) -> None:
+    """ApiError 413 for more values than any prompt needs, before JSON is parsed."""
+    if sum(map(raw.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        raise ApiError("body_too_large", f"the body has more than {MAX_VALUES} values; no prompt needs so many")
 
 
 def _check_characters(raw: bytes, fields: dict[str, Any]) -> None:
@@ -172,7 +177,8 @@ def _unknown(name: str, model: type[BaseModel]) -> ApiError:
 
 def _first(error: ValidationError) -> ApiError:
     problem = error.errors(include_url=False, include_input=False)[0]
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in problem["loc"]).lstrip(".")
+    field, *parts = problem["loc"]
+    path = str(field) + "".join(f"[{part}]" for part in parts if isinstance(part, int))
     return _bad(path, f"{path}: {problem['msg']}")
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from polykv_proxy.api.wire import check_values
 from polykv_proxy.core.attach import PoolSource, Wish
 from polykv_proxy.core.pools import NAME_RULE, is_pool_number, valid_name
 from polykv_proxy.core.sessions import MAX_ID, valid_session_id
@@ -22,6 +23,7 @@ MAX_TASKS = 1024
 
 def read_wish(headers: Sequence[Header], body: bytes, default_pool: str | None, known: Callable[[PoolKey], bool]) -> Wish:
     """The wish of one request. `known` tells whether a pool of that id or name is there."""
+    check_values(body)
     fields = _object(body)
     pool, source = _pool(headers, fields, default_pool, known)
     explicit = _explicit(fields, pool is not None)

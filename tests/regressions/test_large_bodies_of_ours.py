@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from polykv_proxy.api import wire
-from polykv_proxy.api.wire import CreatePool, parse
+from polykv_proxy.api.wire import CreatePool, PinPool, parse
+from polykv_proxy.api.wishes import read_wish
 from polykv_proxy.errors import ApiError
 
 
@@ -38,6 +39,20 @@ def test_more_values_than_any_prefix_needs_are_refused_unread() -> None:
     with pytest.raises(ApiError) as caught:
         parse(CreatePool, b'{"tokens":[' + b"1," * (wire.MAX_VALUES + 1) + b"no JSON")
     assert (caught.value.status, caught.value.code) == (413, "body_too_large")
+
+
+def test_a_request_that_names_a_pool_is_bounded_too() -> None:
+    """What names none is never parsed, and has no such bound."""
+    with pytest.raises(ApiError) as caught:
+        read_wish([], b'{"pool_id":1,"prompt":[' + b"1," * (wire.MAX_VALUES + 1) + b"1]}", None, lambda _: False)
+    assert caught.value.code == "body_too_large"
+
+
+def test_a_field_of_several_kinds_is_named_as_the_caller_wrote_it() -> None:
+    """The names of kinds inside the checker are nobody's business."""
+    with pytest.raises(ApiError) as caught:
+        parse(PinPool, b'{"lease": -1}')
+    assert caught.value.param == "lease"
 
 
 def test_a_number_beyond_any_engine_names_its_field() -> None:
