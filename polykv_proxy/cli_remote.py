@@ -127,6 +127,7 @@ def _mib(n_bytes: int) -> str:
 
 
 def _get(url: str, path: str, api_key: str | None) -> Any:
+    url = url if "://" in url else f"http://{url}"
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client:

@@ -1,9 +1,12 @@
-"""Mirrors cli_remote.py: the tree in text."""
+"""Mirrors cli_remote.py: the tree in text, and where the proxy is looked for."""
 
 import re
 from pathlib import Path
 
-from polykv_proxy.cli_remote import draw_tree
+import pytest
+import typer
+
+from polykv_proxy.cli_remote import draw_tree, pools
 from tests.fakes.fake_engine import FakeEngine
 from tests.integration.rig import rig
 
@@ -34,3 +37,10 @@ async def test_a_tree_is_drawn_with_every_child_under_its_parent(tmp_path: Path)
         "└─ 3  evicted  42 tokens (+2 from 40)  evicted on request",
         "6  resident  3 tokens",
     ]
+
+
+def test_a_url_without_a_scheme_is_http(capsys: pytest.CaptureFixture[str]) -> None:
+    """HOST:PORT is enough for --url; the failure is about the connection, not about the spelling."""
+    with pytest.raises(typer.Exit):
+        pools(url="127.0.0.1:1")
+    assert "nothing answers at http://127.0.0.1:1 (" in capsys.readouterr().err
