@@ -349,7 +349,7 @@ class PoolService:
             await self.on_unwanted((await task).pool_id)
 
     def _made(self, pool: Pool, status: int) -> Made:
-        return Made(pool.pool_id, status, json.dumps(self._show(pool)))
+        return Made(pool.pool_id, status, json.dumps(self._show(pool), separators=(",", ":")))
 
     def _n_resident(self) -> int:
         return sum(pool.seq is not None for pool in self._tree)
