@@ -13,6 +13,7 @@ from typing import Any
 
 from polykv_proxy.core.commands import Command, EndSession, ExpirePool, FreeSeq, SavePool
 from polykv_proxy.core.ledger import Ledger
+from polykv_proxy.core.pools import Residency
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.engine.wire import Hello
 from polykv_proxy.errors import ApiError, EngineError, JournalError
@@ -82,6 +83,12 @@ class Hub:
         for command in commands:
             await self._execute(command)
 
+    async def save_pool(self, pool_id: int) -> None:
+        """Write a pool down as it is now, if it is there. The row of one that is being released is gone, or going, for good."""
+        pool = self.ledger.tree.get(pool_id)
+        if pool is not None and pool.residency is not Residency.RELEASING:
+            await self.journal.save_pool(pool, self.ledger.placement(pool_id))
+
     def require_engine(self) -> Hello:
         """What the engine said. ApiError 501 when it has no pools, 503 when it is away or starting."""
         if self.absent is not None:
@@ -115,9 +122,7 @@ class Hub:
             elif isinstance(command, EndSession):
                 await self.client.end_session(command.number)
             elif isinstance(command, SavePool):
-                pool = self.ledger.tree.get(command.pool_id)
-                if pool is not None:
-                    await self.journal.save_pool(pool, self.ledger.placement(pool.pool_id))
+                await self.save_pool(command.pool_id)
             elif isinstance(command, ExpirePool) and self.on_expire is not None:
                 await self.on_expire(command.pool_id)
         except EngineError as error:

@@ -183,4 +183,4 @@ class Runtime:
             if pool.ttl_s is None or pool.seq is None or self._saved_access.get(pool.pool_id) == pool.last_used_ts:
                 continue
             self._saved_access[pool.pool_id] = pool.last_used_ts
-            await self.hub.journal.save_pool(pool, self.hub.ledger.placement(pool.pool_id))
+            await self.hub.save_pool(pool.pool_id)
