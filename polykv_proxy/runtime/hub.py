@@ -13,7 +13,6 @@ from typing import Any
 
 from polykv_proxy.core.commands import Command, EndSession, ExpirePool, FreeSeq, SavePool
 from polykv_proxy.core.ledger import Ledger
-from polykv_proxy.core.pools import Residency
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.engine.wire import Hello
 from polykv_proxy.errors import ApiError, EngineError, JournalError
@@ -84,10 +83,10 @@ class Hub:
             await self._execute(command)
 
     async def save_pool(self, pool_id: int) -> None:
-        """Write a pool down as it is now, if it is there. The row of one that is being released is gone, or going, for good."""
+        """Write down what has changed of a pool. One that is being made, failed or is being released has no row, and gets none."""
         pool = self.ledger.tree.get(pool_id)
-        if pool is not None and pool.residency is not Residency.RELEASING:
-            await self.journal.save_pool(pool, self.ledger.placement(pool_id))
+        if pool is not None:
+            await self.journal.update_pool(pool, self.ledger.placement(pool_id))
 
     def require_engine(self) -> Hello:
         """What the engine said. ApiError 501 when it has no pools, 503 when it is away or starting."""

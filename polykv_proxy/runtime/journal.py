@@ -37,6 +37,10 @@ _SAVE = """
                        n_shared = excluded.n_shared, pinned = excluded.pinned, pin_owner = excluded.pin_owner,
                        pin_until_ts = excluded.pin_until_ts
 """
+_UPDATE = """
+    UPDATE pools SET last_access_ts = ?, ttl_s = ?, boot_id = ?, seq = ?, cells = ?, base = ?, n_shared = ?, pinned = ?,
+                     pin_owner = ?, pin_until_ts = ? WHERE pool_id = ?
+"""
 _LOAD = """
     SELECT pool_id, name, parent, branch_pos, own_tokens, prefix_hash, fingerprint, source, ttl_s, created_ts, last_access_ts,
            boot_id, seq, cells, base, n_shared, pinned, pin_owner, pin_until_ts FROM pools ORDER BY pool_id
@@ -105,6 +109,11 @@ class Journal:
         """Write down the times to live of pools that are there, all or none."""
         rows = [(pool.ttl_s, pool.pool_id) for pool in pools]
         await self._write(lambda db: db.executemany("UPDATE pools SET ttl_s = ? WHERE pool_id = ?", rows))
+
+    async def update_pool(self, pool: Pool, placement: Placement | None) -> None:
+        """Write what may change of a pool that is written down; one that is not, or not any more, stays unwritten."""
+        pool_id, *row = _row(pool, placement)
+        await self._write(lambda db: db.execute(_UPDATE, (row[9], row[7], *row[10:], pool_id)))
 
     async def drop_pools(self, pool_ids: Sequence[int]) -> None:
         """Remove pools, all or none; unknown ids are fine."""

@@ -271,7 +271,7 @@ async def test_what_cannot_be_written_down_did_not_happen(tmp_path: Path, monkey
         async def full(*_args: object) -> None:
             raise JournalError("full")
 
-        for name in ("save_pool", "drop_pools"):
+        for name in ("save_pool", "update_pool", "drop_pools"):
             monkeypatch.setattr(proxy.runtime.hub.journal, name, full)
         before = (await proxy.api.get("/polykv/pools")).json()["pools"]
         assert (await verb(proxy, 1, "pin"))[0] == 507

@@ -49,6 +49,25 @@ async def test_a_write_that_was_due_finds_the_pool_releasing(tmp_path: Path, mon
     assert await _journalled(tmp_path / "state") == [2]
 
 
+async def test_a_pool_that_is_not_there_yet_is_not_written(tmp_path: Path) -> None:
+    """A pin on a pool that is being made, and then fails, leaves no row that would bring it to life at the next start."""
+    async with rig(tmp_path, state_dir=tmp_path / "state") as proxy:
+        proxy.engine.hold()
+        assert (await proxy.api.post("/polykv/pools?wait=0", json={"prompt": "a text", "name": "p"})).status_code == 202
+        assert (await proxy.api.post("/polykv/pools/p/pin", json={})).status_code == 200
+        await proxy.server.crash()
+        await proxy.until_unlinked()
+        proxy.engine.go()
+        async with asyncio.timeout(20):
+            while (await proxy.api.get("/polykv/pools/p")).json().get("residency") == "materializing":
+                await asyncio.sleep(0.005)
+        await proxy.server.restart()
+        await proxy.until_linked(proxy.engine.boot_id)
+        assert (await proxy.api.post("/polykv/pools", json={"prompt": "another text", "name": "p"})).status_code == 201
+        assert (await proxy.api.post("/polykv/pools/p/pin", json={})).status_code == 200
+    assert await _journalled(tmp_path / "state") == [2]
+
+
 async def _journalled(folder: Path) -> list[int]:
     journal = Journal(folder / "journal.sqlite")
     try:
