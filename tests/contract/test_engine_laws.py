@@ -240,10 +240,14 @@ async def test_cells_are_the_prefix_once_plus_the_suffixes(peer: Peer) -> None:
     for n in range(3):
         headers = {"x-polykv-req": next(FIRST_REQ), "x-polykv-seq": made.seq, "x-polykv-shared": 50, "x-polykv-session": 800 + n}
         await peer.complete([*base, 20 + n, 21, 22], headers, n_predict=1)
-    slots = [slot for slot in (await peer.client.state()).slots if slot.session >= 800]
+    state, slots = await peer.client.state(), []
+    async with asyncio.timeout(HANG_GUARD_S):  # a completion's reply may come before the state that shows it
+        while len(slots) < 3:
+            state = await peer.client.state()
+            slots = [slot for slot in state.slots if slot.session >= 800 and slot.state == "idle"]
     private = sum(slot.n_tokens - slot.n_shared for slot in slots)
-    grown = (await peer.client.state()).cells.used - start
-    idle = sum(slot.n_tokens for slot in (await peer.client.state()).slots if not slot.session)
+    grown = state.cells.used - start
+    idle = sum(slot.n_tokens for slot in state.slots if not slot.session)
     assert [slot.n_shared for slot in slots] == [50, 50, 50]
     assert private - idle <= grown <= private
 
