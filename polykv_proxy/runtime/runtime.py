@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from polykv_proxy.core.ledger import Ledger, LedgerLimits
+from polykv_proxy.core.ledger import OVERDUE_S, Ledger, LedgerLimits
 from polykv_proxy.core.pools import Pool
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.engine.wire import SessionEnded, State
@@ -126,7 +126,7 @@ class Runtime:
         hub = self.hub
         now = hub.clock.wall()
         hub.post(hub.ledger.sweep(now))
-        if hub.ledger.books.overdue(now, 5.0):
+        if hub.ledger.books.overdue(now, OVERDUE_S):
             state = await self.state()
             if state is not None:
                 hub.post(hub.ledger.settle_overdue(state.snapshot(), now))
