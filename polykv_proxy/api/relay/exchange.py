@@ -267,7 +267,7 @@ class Exchange:
         if self.client.flow.write_paused:
             upstream.pause()
         if upstream.writable:
-            self.client.flow.resume_reading()
+            self.client.let_read()
 
     def _take_buffer(self) -> bytes:
         body = bytes(self._buffer)
@@ -280,7 +280,7 @@ class Exchange:
         """Back-pressure of the engine connection."""
         if self.more_body:
             if ok:
-                self.client.flow.resume_reading()
+                self.client.let_read()
             else:
                 self.client.hold_reading()
 

@@ -46,10 +46,13 @@ class RelayProtocol(HttpToolsProtocol):
         self._raw: list[Header] = []
         self._target = b""
         self._in_head = False
-        self._head_bytes = 0
         self._dead = False
         self._declined = False
         self._active: Exchange | None = None
+        self._own: Any = None
+        self._moved = False
+        self._still_bytes = 0
+        self._head_bytes = 0
 
     # bytes in
 
@@ -57,6 +60,7 @@ class RelayProtocol(HttpToolsProtocol):
         if self._dead:
             return
         self._unset_keepalive_if_required()
+        self._moved = False
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -67,12 +71,15 @@ class RelayProtocol(HttpToolsProtocol):
             self._reject(ApiError("internal_error", "The proxy failed on this request; its log has the details."))
         except httptools.HttpParserError as error:
             self._reject(_invalid(error))
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > self.relay.limits.head:
-                self._reject(ApiError("header_too_large", f"The request head is larger than {self.relay.limits.head} bytes."))
+        self._bound_head(len(data))
         if len(self.pipeline) >= self.relay.limits.pipelined:
             self.hold_reading()
+
+    def _bound_head(self, size: int) -> None:
+        """Reads in which no message begins or ends and no body comes are head, chunk framing or trailer: the parser keeps them."""
+        self._still_bytes = 0 if self._moved else self._still_bytes + size
+        if max(self._still_bytes, self._head_bytes if self._in_head else 0) > self.relay.limits.head:
+            self._reject(_head_too_large(self.relay.limits.head))
 
     def hold_reading(self) -> None:
         """Read no more for now. A client whose bytes are not read cannot be heard to leave, so it is looked at now and then."""
@@ -80,6 +87,11 @@ class RelayProtocol(HttpToolsProtocol):
             return
         self.flow.pause_reading()
         self.loop.call_later(_WATCH_S, self._watch)
+
+    def let_read(self) -> None:
+        """Read again, unless many requests wait already: each read may bring thousands."""
+        if len(self.pipeline) < self.relay.limits.pipelined:
+            self.flow.resume_reading()
 
     def _watch(self) -> None:
         if self._dead or self.transport.is_closing() or not self.flow.read_paused:
@@ -107,6 +119,7 @@ class RelayProtocol(HttpToolsProtocol):
     # parser callbacks
 
     def on_message_begin(self) -> None:
+        self._moved = True
         self._raw = []
         self._target = b""
         self._in_head = True
@@ -114,10 +127,12 @@ class RelayProtocol(HttpToolsProtocol):
 
     def on_url(self, url: bytes) -> None:
         self._target += url
+        self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:
             self._raw.append((name, value))
+            self._head_bytes += len(name) + len(value) + 4
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -132,6 +147,9 @@ class RelayProtocol(HttpToolsProtocol):
                 self._enqueue(self._exchange(method, Framing(), refuse=refusal))
             return
         where = self.relay.routes.where(method, self._target)
+        if self._head_bytes > self.relay.limits.head:
+            self._reject(_head_too_large(self.relay.limits.head))
+            return
         try:
             framing = framing_of(self._raw, http10=self.parser.get_http_version() == "1.0")
         except BadHeadError as error:
@@ -146,12 +164,14 @@ class RelayProtocol(HttpToolsProtocol):
         self._enqueue(self._exchange(method, framing, gated=where is Where.GENERATE, refuse=refuse))
 
     def on_body(self, body: bytes) -> None:
+        self._moved = True
         if isinstance(self.cycle, Exchange):
             self.cycle.feed(body)
         else:
             super().on_body(body)
 
     def on_message_complete(self) -> None:
+        self._moved = True
         if self._declined:
             return
         if isinstance(self.cycle, Exchange):
@@ -210,6 +230,7 @@ class RelayProtocol(HttpToolsProtocol):
             self.loop.call_soon(cycle.start)
         else:
             self._active = None
+            self._own = cycle
             super()._start_asgi_task(cycle, app)
 
     def _reject(self, error: ApiError) -> None:
@@ -252,6 +273,8 @@ class RelayProtocol(HttpToolsProtocol):
             self.server_state.total_requests += 1
         else:
             super().on_response_complete()
+            if len(self.pipeline) >= self.relay.limits.pipelined:
+                self.hold_reading()
 
     # uvicorn's protocol interface
 
@@ -260,6 +283,9 @@ class RelayProtocol(HttpToolsProtocol):
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if self._own is not None and not self._own.response_complete:  # perhaps not the last of a row, which is all uvicorn tells
+            self._own.disconnected = True
+            self._own.message_event.set()
         super().connection_lost(exc)
         self._dead = True
         self._client_gone()
@@ -292,6 +318,10 @@ def peer_has_left(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR)
     return bool(poll.poll(0))
+
+
+def _head_too_large(limit: int) -> ApiError:
+    return ApiError("header_too_large", f"The request head, or what is around its body, is larger than {limit} bytes.")
 
 
 def _invalid(error: Exception) -> ApiError:
