@@ -159,6 +159,23 @@ class TestFullCache:
             assert late.body["error"]["type"] == "exceed_context_size_error"
             assert len(results[0].tokens) == 150
 
+    def test_variants_of_one_prompt_beside_a_full_cache_end(self, engine_path: Path) -> None:
+        """Several completions of a prompt that does not fit beside a running one all end, and no slot stays busy."""
+        with Engine(engine_path, tiny_model("full"), ["-c", 768, "-np", 4, "-t", 1, "-kvu", "--cache-ram", 0]) as engine:
+            results: list[Reply] = []
+            prompt = tokens(410, 33)
+            thread = threading.Thread(target=lambda: results.append(engine.completion(prompt, 150, ignore_eos=True, n_probs=0)))
+            thread.start()
+            while not any(slot["state"] == "generating" for slot in engine.state()["slots"]):
+                assert thread.is_alive()
+            late = engine.http.post("/completion", json=request_body(tokens(370, 34), 3, n_cmpl=2, n_probs=0, ignore_eos=True))
+            thread.join()
+            assert late.status_code in {200, 400}, late.text
+            assert results[0].status in {200, 400}, results[0].body
+            assert 200 in {late.status_code, results[0].status}
+            while any(slot["state"] != "idle" for slot in engine.state()["slots"]):
+                assert engine.process.poll() is None
+
     def test_lone_request_keeps_the_stock_error(self, engine_path: Path) -> None:
         """One request that cannot fit beside the pools gets the engine's own error; the pool and the engine live on."""
         with Engine(engine_path, tiny_model("full"), ["-c", 512, "-np", 1, "-t", 1, "-kvu", "--cache-ram", 0]) as engine:

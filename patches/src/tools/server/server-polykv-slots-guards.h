@@ -59,6 +59,12 @@ void server_context_impl::polykv_rollback(int32_t off) {
     batch.clear();
 }
 
+// the last token of the prompt is in the sub-batch that was just decoded: before that its children must not copy it, because a
+// batch that is taken back later would leave them with tokens that never existed
+bool server_context_impl::polykv_is_decoded(const server_slot & slot, int32_t off) const {
+    return !polykv_pools() || (slot.i_batch >= off && slot.i_batch < off + batch.view.size());
+}
+
 // no cell is free. true: try again, an idle slot, the drafts or one request gave way
 bool server_context_impl::polykv_make_room(int32_t n_batch, int32_t off) {
     if (!polykv_pools()) {
