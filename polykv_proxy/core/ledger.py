@@ -1,7 +1,7 @@
 """The whole of what the proxy knows: pools, sessions and request books, changed by one method per happening.
 
 Law: each method takes values and `now`, changes the records at once, and returns the commands that follow. Nothing here waits, so
-no decision is ever taken on half-changed records. KV is believed only while the engine's boot and sequence list say so.
+no decision is ever taken on half-changed records. What follows when the engine comes or goes is in boots.py.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from polykv_proxy.core.prefix import Tokens
 from polykv_proxy.core.sessions import Session, SessionLedger
 from polykv_proxy.errors import ApiError
 
-MODEL_CHANGED = "model_changed"
 OVERDUE_S = 1.5
 """A request that its client left before the engine had read it makes no event; its pool is free again within three seconds."""
 
@@ -67,91 +66,13 @@ class Ledger:
         self._undecided: set[int] = set()
         self._next_req = first_number
 
-    # -- the engine comes and goes ----------------------------------------------------------------------------------
+    # -- pools -------------------------------------------------------------------------------------------------------
 
     def restore(self, pool: Pool, placement: Placement | None) -> None:
         """Enter a pool read from the journal: lost until the engine proves that it still holds it."""
         self.tree.put(pool.displaced(Residency.LOST, "not seen since the proxy started"))
         if placement is not None:
             self._placements[pool.pool_id] = placement
-
-    def engine_ready(self, facts: EngineFacts, snapshot: EngineSnapshot, now: float) -> list[Command]:
-        """The engine answered `hello` and `state`: believe what they show and nothing else.
-
-        The first time in the life of this proxy, sequences and sessions that nobody here knows are given back.
-        """
-        first = self.facts is None
-        same_boot = not first and self.facts is not None and self.facts.boot_id == facts.boot_id
-        commands = [] if same_boot else self._forget_boot(facts.boot_id)
-        self.facts = facts
-        commands += self._settle_books(snapshot, now)
-        for pool in list(self.tree):
-            commands += self._reconcile(pool, facts, snapshot)
-        if first:
-            known = {session.number for session in self.sessions}
-            commands += self.strays(snapshot) + [EndSession(number) for number in sorted(snapshot.sessions - known)]
-        return commands
-
-    def engine_lost(self, reason: str) -> None:
-        """Nobody answers at the engine's address: what was resident is lost until the same boot is seen again."""
-        for pool in list(self.tree):
-            if pool.seq is not None and pool.residency is Residency.RESIDENT:
-                self._displace(pool, reason)
-
-    def _forget_boot(self, boot_id: str) -> list[Command]:
-        self.lineage.clear()
-        for book in self.books:
-            self.books.close(book.req)
-        for session in self.sessions:
-            self.sessions.end(session.session_id)
-        commands: list[Command] = []
-        for pool in reversed(list(self.tree)):
-            placement = self._placements.get(pool.pool_id)
-            if pool.residency is Residency.RELEASING:
-                commands += self._remove(pool)
-            elif placement is not None and placement.boot_id != boot_id:
-                del self._placements[pool.pool_id]
-                if pool.residency is Residency.RESIDENT:
-                    self.tree.put(pool.displaced(Residency.LOST, "the engine started anew"))
-        return commands
-
-    def _reconcile(self, pool: Pool, facts: EngineFacts, snapshot: EngineSnapshot) -> list[Command]:
-        if pool.residency is Residency.MATERIALIZING:
-            return []
-        if pool.fingerprint != facts.fingerprint:
-            if pool.reason == MODEL_CHANGED:
-                return []
-            self._placements.pop(pool.pool_id, None)
-            self.tree.put(pool.displaced(Residency.FAILED, MODEL_CHANGED))
-            return []
-        if pool.residency is Residency.FAILED and pool.reason == MODEL_CHANGED:
-            self.tree.put(pool.displaced(Residency.LOST, "its model is back"))
-            return []
-        placement = self._placements.get(pool.pool_id)
-        held = placement is not None and placement.boot_id == facts.boot_id and placement.seq in snapshot.seqs
-        if pool.residency is Residency.LOST and held and placement is not None:
-            self._put_placed(pool, placement)
-        elif pool.residency is Residency.RESIDENT and not held:
-            self.tree.put(pool.displaced(Residency.LOST, "the engine no longer holds it"))
-        return []
-
-    def strays(self, snapshot: EngineSnapshot) -> list[Command]:
-        """Give back the sequences that no pool has. Only for moments at which none is being made."""
-        ours = {pool.seq for pool in self.tree if pool.seq is not None}
-        return [FreeSeq(seq, snapshot.boot_id) for seq in sorted(set(snapshot.seqs) - ours)]
-
-    def _settle_books(self, snapshot: EngineSnapshot, now: float) -> list[Command]:
-        """Events may have been missed: a task that was running and holds no slot any more is over."""
-        commands: list[Command] = []
-        for book in self.books:
-            if book.req in snapshot.reqs:
-                continue
-            for index in book.open_tasks:
-                gone = SlotEvent(SlotEventKind.RELEASED, book.req, index, book.session or 0, None)
-                commands += self.engine_event(gone, now)
-        return commands
-
-    # -- pools --------------------------------------------------------------------------------------------------------
 
     def room_for_pool(self) -> None:
         """ApiError 429 when the number of pool objects is at its bound."""
@@ -191,7 +112,7 @@ class Ledger:
         """It could not be made again: lost, as before."""
         pool = self.tree.get(pool_id)
         if pool is not None and pool.residency is Residency.MATERIALIZING:
-            self._displace(pool, reason)
+            self.tree.put(pool.displaced(Residency.LOST, reason))
 
     def place(self, pool_id: int, at: Placement, tokens: Tokens | None = None) -> list[Command]:
         """A pool's KV now lies there; `tokens` where they are known only now (snapshots).
@@ -206,17 +127,22 @@ class Ledger:
         if self.facts is None or self.facts.boot_id != at.boot_id:
             self.tree.put(pool.displaced(Residency.LOST, "the engine started anew"))
             return []
-        self._put_placed(pool, at)
+        self.put_placed(pool, at)
         self._placements[pool_id] = at
         return [SavePool(pool_id)]
 
-    def _put_placed(self, pool: Pool, at: Placement) -> None:
+    def put_placed(self, pool: Pool, at: Placement) -> None:
+        """The engine holds a pool's KV there."""
         self.tree.put(pool.placed(at.seq, at.cells, at.base, at.n_shared))
         self.lineage[at.seq] = (at.base, at.n_shared if at.base else 0)
 
     def placement(self, pool_id: int) -> Placement | None:
         """Where the pool's KV was last seen."""
         return self._placements.get(pool_id)
+
+    def forget_placement(self, pool_id: int) -> None:
+        """Its KV was in an engine that is no more."""
+        self._placements.pop(pool_id, None)
 
     def begin_release(self, pool_id: int) -> Pool:
         """Mark a pool releasing, so that nothing new attaches; returns the record as it was.
@@ -258,7 +184,7 @@ class Ledger:
         running = len(self.books.of_pool(pool_id))
         detached = self._detach_sessions(pool_id, idle_only=running > 0)
         pool = self.tree.get(pool_id)
-        commands = [] if pool is None or running else self._remove(pool)
+        commands = [] if pool is None or running else self.remove(pool)
         return Releasing(running, detached, tuple(commands))
 
     def _detach_sessions(self, pool_id: int, *, idle_only: bool) -> tuple[str, ...]:
@@ -267,7 +193,8 @@ class Ledger:
             self.sessions.put(replace(session, pool_id=None))
         return tuple(sorted(session.session_id for session in attached))
 
-    def _remove(self, pool: Pool) -> list[Command]:
+    def remove(self, pool: Pool) -> list[Command]:
+        """Forget a pool and give its sequence back."""
         self._detach_sessions(pool.pool_id, idle_only=False)
         placement = self._placements.pop(pool.pool_id, None)
         self.tree.remove(pool.pool_id)
@@ -291,9 +218,6 @@ class Ledger:
         if pool is not None:
             self.tree.put(pool.displaced(residency, reason))
         return self._placements.pop(pool_id, None)
-
-    def _displace(self, pool: Pool, reason: str) -> None:
-        self.tree.put(pool.displaced(Residency.LOST, reason))
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -428,7 +352,7 @@ class Ledger:
             return []
         if pool.pool_id in self._undecided or self.books.of_pool(pool.pool_id):
             return []
-        return self._remove(pool)
+        return self.remove(pool)
 
     # -- sessions and time --------------------------------------------------------------------------------------------
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 
+from polykv_proxy.core.boots import Boots
 from polykv_proxy.core.events import SlotEvent
 from polykv_proxy.engine.events import EngineEvents
 from polykv_proxy.errors import EngineAbilityError, EngineError, EngineUnavailableError
@@ -91,7 +92,7 @@ class EngineLink:
             raise EngineError("the engine started anew while it was being read")
         if hub.ledger.facts is not None and hub.ledger.facts.boot_id != hello.boot_id:
             log.warning("the engine started anew (boot %s): its pools are lost and are rebuilt when used", hello.boot_id)
-        hub.post(hub.ledger.engine_ready(hello.facts(), state.snapshot(), hub.clock.wall()))
+        hub.post(Boots(hub.ledger).ready(hello.facts(), state.snapshot(), hub.clock.wall()))
         hub.hello, hub.linked, hub.absent = hello, True, None
         self._retry_s = FIRST_RETRY_S
         self._changed.set()
@@ -100,7 +101,7 @@ class EngineLink:
         if self._hub.linked:
             log.warning("lost the engine: %s", reason)
         self._hub.linked = False
-        self._hub.ledger.engine_lost(reason)
+        Boots(self._hub.ledger).lost(reason)
 
     def _set_absent(self, reason: str) -> None:
         if self._hub.absent is None:

@@ -14,8 +14,9 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
+from polykv_proxy.core.boots import MODEL_CHANGED, Boots
 from polykv_proxy.core.branch import branch_position
-from polykv_proxy.core.ledger import MODEL_CHANGED, Placement
+from polykv_proxy.core.ledger import Placement
 from polykv_proxy.core.pools import Pool, PoolTree, Residency, SeqRef
 from polykv_proxy.core.prefix import Tokens, as_tokens, hash_prefix
 from polykv_proxy.engine import wire
@@ -284,7 +285,7 @@ class PoolService:
             return
         state = await hub.client.state()
         if not self._flights:
-            hub.post(hub.ledger.strays(state.snapshot()))
+            hub.post(Boots(hub.ledger).strays(state.snapshot()))
 
     async def _land(self, pool_id: int, made: wire.Made, at: Placement, spec: PoolSpec, ticket: Ticket | None) -> Made:
         """From `done` to a pool that survives: believe the record, write it down, or give everything back."""

@@ -9,6 +9,7 @@ import pytest
 
 from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext
+from polykv_proxy.core.boots import Boots
 from polykv_proxy.core.ledger import LedgerLimits
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_records import EngineFaultError
@@ -267,7 +268,7 @@ async def test_what_can_never_fit_is_422_and_what_is_full_is_429(tmp_path: Path)
         error = full.json()["error"]
         assert (full.status_code, error["code"], error["seq_ids_used"], error["seq_ids_max"]) == (429, "pool_seqs_exhausted", 1, 1)
         assert "retry-after" in full.headers
-        proxy.runtime.hub.ledger.engine_lost("test")
+        Boots(proxy.runtime.hub.ledger).lost("test")
         proxy.engine.seqs.clear()
         await proxy.pool(prompt="three")
         many = await proxy.api.post("/polykv/pools", json={"prompt": "four"})

@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from polykv_proxy.core.attach import Course, Wish
+from polykv_proxy.core.boots import MODEL_CHANGED, Boots
 from polykv_proxy.core.commands import EndSession, FreeSeq, SavePool
 from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind
-from polykv_proxy.core.ledger import MODEL_CHANGED, Ledger, LedgerLimits, Placement
+from polykv_proxy.core.ledger import Ledger, LedgerLimits, Placement
 from polykv_proxy.core.pools import Pool, Residency, SeqRef
 from polykv_proxy.core.prefix import as_tokens, hash_prefix
 from polykv_proxy.errors import ApiError
@@ -40,7 +41,7 @@ def event(kind: SlotEventKind, req: int, index: int = 0, **more: object) -> Slot
 
 def ready() -> Ledger:
     ledger = Ledger(LedgerLimits())
-    ledger.engine_ready(facts(), snapshot(), 0)
+    Boots(ledger).ready(facts(), snapshot(), 0)
     return ledger
 
 
@@ -104,7 +105,7 @@ def test_a_new_boot_closes_books_and_loses_pools() -> None:
     ledger = ready()
     with_pool(ledger)
     ledger.admit(ledger.take_req(), Wish(pool=1, session_id="s"), 0)
-    assert ledger.engine_ready(facts("b2"), snapshot("b2"), 1) == []
+    assert Boots(ledger).ready(facts("b2"), snapshot("b2"), 1) == []
     found = ledger.tree.get(1)
     assert found is not None
     assert (found.residency, found.seq, len(ledger.books), len(ledger.sessions)) == (Residency.LOST, None, 0, 0)
@@ -115,9 +116,9 @@ def test_the_same_boot_gives_a_lost_pool_back() -> None:
     ledger = ready()
     with_pool(ledger, 1, SeqRef(4, 1))
     with_pool(ledger, 2, SeqRef(5, 1))
-    ledger.engine_lost("away")
+    Boots(ledger).lost("away")
     assert {p.residency for p in ledger.tree} == {Residency.LOST}
-    ledger.engine_ready(facts(), snapshot(seqs=(SeqRef(4, 1), SeqRef(5, 2))), 1)
+    Boots(ledger).ready(facts(), snapshot(seqs=(SeqRef(4, 1), SeqRef(5, 2))), 1)
     assert [p.residency for p in ledger.tree] == [Residency.RESIDENT, Residency.LOST]
 
 
@@ -126,7 +127,7 @@ def test_a_starting_proxy_adopts_its_own_and_frees_strays() -> None:
     ledger = Ledger(LedgerLimits())
     ledger.restore(pool(3), Placement("b1", SeqRef(4, 1), 3))
     ledger.restore(pool(5), Placement("b0", SeqRef(5, 1), 3))
-    commands = ledger.engine_ready(facts(), snapshot(seqs=(SeqRef(4, 1), SeqRef(5, 1)), sessions=frozenset({9})), 0)
+    commands = Boots(ledger).ready(facts(), snapshot(seqs=(SeqRef(4, 1), SeqRef(5, 1)), sessions=frozenset({9})), 0)
     assert [p.residency for p in ledger.tree] == [Residency.RESIDENT, Residency.LOST]
     assert commands == [FreeSeq(SeqRef(5, 1), "b1"), EndSession(9)]
     assert ledger.tree.take_id() == 6
@@ -136,12 +137,12 @@ def test_another_model_fails_its_pools_until_it_is_back() -> None:
     """Pools of another model are `failed: model_changed`, never attached or rebuilt; with their model back they are only lost."""
     ledger = ready()
     with_pool(ledger)
-    ledger.engine_ready(facts("b2", "other"), snapshot("b2"), 1)
+    Boots(ledger).ready(facts("b2", "other"), snapshot("b2"), 1)
     failed = ledger.tree.get(1)
     assert failed is not None
     assert (failed.residency, failed.reason) == (Residency.FAILED, MODEL_CHANGED)
     assert ledger.admit(ledger.take_req(), Wish(pool=1), 2)[0].course is Course.UNSHARED
-    ledger.engine_ready(facts("b3"), snapshot("b3"), 3)
+    Boots(ledger).ready(facts("b3"), snapshot("b3"), 3)
     assert ledger.tree.get(1).residency is Residency.LOST  # type: ignore[union-attr]
 
 
@@ -149,7 +150,7 @@ def test_a_sequence_of_another_boot_is_never_freed_here() -> None:
     """A pool that arrives after a restart is lost, and the like-named sequence of the new boot is left alone."""
     ledger = ready()
     ledger.begin_pool(pool(1))
-    ledger.engine_ready(facts("b2"), snapshot("b2"), 1)
+    Boots(ledger).ready(facts("b2"), snapshot("b2"), 1)
     assert ledger.place(1, Placement("b1", SeqRef(4, 1), 3)) == []
     assert ledger.tree.get(1).residency is Residency.LOST  # type: ignore[union-attr]
 
@@ -294,7 +295,7 @@ class Histories(RuleBasedStateMachine):
     @rule()
     def reboot(self) -> None:
         self.boot += 1
-        self.ledger.engine_ready(facts(f"b{self.boot}"), snapshot(f"b{self.boot}"), 0)
+        Boots(self.ledger).ready(facts(f"b{self.boot}"), snapshot(f"b{self.boot}"), 0)
         self.live.clear()
 
     @invariant()

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from polykv_proxy.core.attach import Course, Wish
+from polykv_proxy.core.boots import Boots
 from polykv_proxy.core.branch import branch_position
 from polykv_proxy.core.commands import FreeSeq
 from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind
@@ -261,7 +262,7 @@ class TreeLives(RuleBasedStateMachine):
         self.engine.slots.clear()
         self.requests.clear()
         boot = f"b{self.boot}"
-        self.ledger.engine_ready(
+        Boots(self.ledger).ready(
             EngineFacts(boot, "m", 100, 1000, N_IDS, "any", ""), EngineSnapshot(boot, (), frozenset(), frozenset()), 0
         )
 
