@@ -23,13 +23,20 @@ class SlotEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotEvent:
-    """One event of one task. `req` is 0 for requests that carried no number."""
+    """One event of one task. `req` is 0 for requests that carried no number; `fill`: it materialises a sequence.
+
+    Durations by the engine's steady clock, 0 while unknown: `us_queued` from post to launch, `us_prompt` from launch to the first
+    token (of a fill: to its end), `us_decode` from the first token to the last.
+    """
 
     kind: SlotEventKind
     req: int
     index: int
     session: int
     seq: SeqRef | None
+    task: int = -1
+    slot: int = -1
+    fill: bool = False
     n_prompt: int = 0
     n_cached: int = 0
     n_shared: int = 0
@@ -37,6 +44,41 @@ class SlotEvent:
     miss: str | None = None
     reason: str | None = None
     t_us: int = 0
+    us_queued: int = 0
+    us_prompt: int = 0
+    us_decode: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTotals:
+    """What a slot did since the engine's boot; only grows."""
+
+    n_decoded: int = 0
+    n_prompt: int = 0
+    n_cached: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReading:
+    """A slot at one moment. `n_decoded` and `us_decode` are those of the task that runs in it; `task` is -1 without one."""
+
+    slot: int
+    task: int = -1
+    req: int = 0
+    session: int = 0
+    fill: bool = False
+    n_decoded: int = 0
+    us_decode: int = 0
+    totals: SlotTotals = SlotTotals()
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """Slots of one boot at one moment of the engine's clock; slots that did not change may be left out."""
+
+    boot_id: str
+    t_us: int
+    slots: tuple[SlotReading, ...]
 
 
 @dataclass(frozen=True, slots=True)
