@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 import httpx
@@ -129,6 +130,17 @@ class EngineClient:
                     break
         if not made:
             raise EngineError("the engine ended a materialisation without a result")
+
+    async def save_seq(self, seq: SeqRef, path: Path, start: int, patience_s: float) -> None:
+        """Write the KV of `[start, L)` to a file, whole or not at all. `path` is the engine's: absolute, on its machine."""
+        timeout = httpx.Timeout(patience_s, connect=5.0)
+        await self._call("POST", f"{self._root}/seqs/{seq}/save", json={"path": str(path), "from": start}, timeout=timeout)
+
+    async def restore_seq(self, path: Path, parent: SeqRef | None, patience_s: float) -> wire.Made:
+        """Make a sequence of such a file; with a `start` above 0 the parent gives the tokens before it."""
+        body = {"path": str(path)} if parent is None else {"path": str(path), "parent_seq": str(parent)}
+        timeout = httpx.Timeout(patience_s, connect=5.0)
+        return _parse(wire.Made, (await self._call("POST", f"{self._root}/seqs/restore", json=body, timeout=timeout)).content)
 
     @asynccontextmanager
     async def event_stream(self, last_event_id: str | None) -> AsyncIterator[AsyncIterator[httpx_sse.ServerSentEvent]]:

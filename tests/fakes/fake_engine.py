@@ -36,7 +36,7 @@ class FakeEngine:
         self.running.set()
         self.faults: dict[str, deque[EngineFaultError]] = {}
         self.computed = 0
-        self.n_seqs_made = 0
+        self.n_seqs_made = self.n_seqs_restored = 0
         self.boot()
 
     # -- boot, time, facts ------------------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class FakeEngine:
         self.running.set()
 
     def fail_next(self, verb: str, fault: EngineFaultError) -> None:
-        """The next call of this verb fails so. Verbs: hello, seqs, free, session, state, dry, complete."""
+        """The next call of this verb fails so. Verbs: hello, seqs, free, session, state, dry, complete, save, restore."""
         self.faults.setdefault(verb, deque()).append(fault)
 
     def maybe_fail(self, verb: str) -> None:
@@ -206,7 +206,7 @@ class FakeEngine:
         found = self.seqs.get(int(number)) if number.isdigit() else None
         return found if found is not None and found.ref == ref else None
 
-    def _new_ref(self) -> tuple[int, str]:
+    def new_ref(self) -> tuple[int, str]:
         first = self.n_slots
         number = next((i for i in range(first, first + self.max_pools) if i not in self.seqs), None)
         if number is None:
@@ -214,7 +214,7 @@ class FakeEngine:
         self.gens[number] = self.gens.get(number, 0) + 1
         return number, f"{number}.{self.gens[number]}"
 
-    def _take_cells(self, n: int) -> list[int]:
+    def take_cells(self, n: int) -> list[int]:
         for slot in sorted(self.slots, key=lambda s: s.used_at):
             if self.used_cells() + n <= self.n_ctx:
                 break
@@ -254,7 +254,7 @@ class FakeEngine:
         if "session" in body:
             slot = next(s for s in self.slots if s.session == body["session"])
             n = body.get("n_tokens", len(slot.tokens))
-            number, ref = self._new_ref()
+            number, ref = self.new_ref()
             made = self.seqs[number] = Seq(ref, slot.tokens[:n], slot.cells[:n])
             if n > slot.n_shared:
                 slot.seq, slot.n_shared = ref, n
@@ -275,9 +275,9 @@ class FakeEngine:
                 return
         try:
             self.maybe_fail("prefill")
-            number, ref = self._new_ref()
+            number, ref = self.new_ref()
             self.computed += len(tokens) - shared
-            made = self.seqs[number] = Seq(ref, list(tokens), cells + self._take_cells(len(tokens) - shared))
+            made = self.seqs[number] = Seq(ref, list(tokens), cells + self.take_cells(len(tokens) - shared))
         except EngineFaultError as fault:
             yield "error", {"status": fault.status, "type": fault.type, "message": fault.message, "param": fault.param}
             return
@@ -336,7 +336,7 @@ class FakeEngine:
         cached = max(shared, own)
         slot.tokens = ask.tokens[:cached]
         self.computed += len(ask.tokens) - cached
-        slot.cells += self._take_cells(len(ask.tokens) - cached)
+        slot.cells += self.take_cells(len(ask.tokens) - cached)
         slot.tokens = list(ask.tokens)
         slot.totals["n_prompt"] += len(ask.tokens) - cached
         slot.totals["n_cached"] += cached
@@ -374,7 +374,7 @@ class FakeEngine:
                 token = self.tokenizer.encode(f" w{number}", bos=False)[0]
                 slot.state = "generating"
                 slot.tokens.append(token)
-                slot.cells += self._take_cells(1)
+                slot.cells += self.take_cells(1)
                 n_decoded += 1
                 slot.totals["n_decoded"] += 1
                 self.publish()

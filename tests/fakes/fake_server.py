@@ -18,6 +18,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from tests.fakes import fake_files
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_records import Ask, EngineFaultError, Facts, opencoti
 from tests.fakes.toy_tokens import TemplateError, render
@@ -91,7 +92,9 @@ class FakeEngineServer:
             Route("/_polykv/v1/state", self._state),
             Route("/_polykv/v1/events", self._events),
             Route("/_polykv/v1/seqs", self._make, methods=["POST"]),
+            Route("/_polykv/v1/seqs/restore", self._restore, methods=["POST"]),
             Route("/_polykv/v1/seqs/{ref}/tokens", self._tokens),
+            Route("/_polykv/v1/seqs/{ref}/save", self._save, methods=["POST"]),
             Route("/_polykv/v1/seqs/{ref}", self._free, methods=["DELETE"]),
             Route("/_polykv/v1/sessions/{n:int}", self._end_session, methods=["DELETE"]),
         ]
@@ -140,6 +143,12 @@ class FakeEngineServer:
         if seq is None:
             raise EngineFaultError(410, "stale_seq", "this sequence is gone")
         return Response(struct.pack(f"<{len(seq.tokens)}i", *seq.tokens), media_type="application/octet-stream")
+
+    async def _save(self, request: Request) -> Response:
+        return JSONResponse(await fake_files.save(self.engine, request.path_params["ref"], await request.json()))
+
+    async def _restore(self, request: Request) -> Response:
+        return JSONResponse(await fake_files.restore(self.engine, await request.json()))
 
     async def _free(self, request: Request) -> Response:
         return JSONResponse(self.engine.free(request.path_params["ref"]))
