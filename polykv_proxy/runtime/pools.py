@@ -17,16 +17,16 @@ from typing import Any
 from polykv_proxy.core.boots import MODEL_CHANGED, Boots
 from polykv_proxy.core.branch import branch_position
 from polykv_proxy.core.ledger import Placement
-from polykv_proxy.core.pools import Pool, PoolTree, Residency, SeqRef
+from polykv_proxy.core.pools import Pool, PoolTree, Residency
 from polykv_proxy.core.prefix import Tokens, as_tokens, hash_prefix
 from polykv_proxy.engine import wire
-from polykv_proxy.errors import ApiError, EngineError, EngineRefusedError, EngineUnavailableError, JournalError
+from polykv_proxy.errors import ApiError, EngineError, EngineUnavailableError, JournalError
 from polykv_proxy.runtime.answers import api_error
+from polykv_proxy.runtime.builder import Builder
 from polykv_proxy.runtime.flight import Flight
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.idempotency import IdempotencyDesk, Ticket
 from polykv_proxy.runtime.journal import Reply
-from polykv_proxy.runtime.maker import Maker
 from polykv_proxy.runtime.orders import Made, PoolFlight, PoolSpec, Step
 from polykv_proxy.runtime.prefixes import check_tokens, prefix_of_messages, prefix_of_prompt
 from polykv_proxy.runtime.texts import with_texts
@@ -41,7 +41,8 @@ class PoolService:
         self._hub = hub
         self._show = show
         self._flights: dict[int, PoolFlight] = {}
-        self.maker = Maker(hub)
+        self._builder = Builder(hub, self.bring)
+        self.maker = self._builder.maker
         self.on_unwanted: Callable[[int], Coroutine[Any, Any, object]]
         self.desk: IdempotencyDesk[Made, Step] = IdempotencyDesk(replies)
 
@@ -168,7 +169,7 @@ class PoolService:
 
     async def _again(self, pool: Pool, ticket: Ticket | None) -> Made:
         if pool.residency is not Residency.RESIDENT:
-            await (self.flight(pool.pool_id) or self.rebuild(pool.pool_id)).wait()
+            await self.bring(pool.pool_id)
         made = self._made(self.find(pool.pool_id), 200)
         if ticket is not None:
             await self._save(self.find(pool.pool_id), made, ticket)
@@ -203,9 +204,9 @@ class PoolService:
             await self._hub.journal.reserve_pool_id(pool_id)
             flight.report(Step(pool_id))
             if spec.from_session is None:
-                made, at = await self._materialise(pool, flight, spec)
+                made, at = await self._builder.compute(pool, flight, spec)
             else:
-                made, at = await self._snapshot(pool_id, spec, flight)
+                made, at = await self._builder.snapshot(pool_id, spec, flight)
             return await self._uncancelled(self._land(pool_id, made, at, spec, ticket))
         except (ApiError, EngineError, JournalError) as error:
             reason = str(error) if flight.kept_open else None
@@ -215,68 +216,6 @@ class PoolService:
             after = self._tree.get(pool_id)
             if after is not None and after.residency is Residency.MATERIALIZING:
                 self._hub.ledger.discard(pool_id, reason)
-
-    async def _snapshot(self, pool_id: int, spec: PoolSpec, flight: PoolFlight) -> tuple[wire.Made, Placement]:
-        assert spec.from_session is not None
-        session = self._hub.ledger.sessions.get(spec.from_session)
-        if session is None:
-            raise ApiError("session_not_found", f"there is no session {spec.from_session!r}", param="from_session")
-        body: dict[str, object] = {"session": session.number}
-        if spec.n_tokens is not None:
-            body["n_tokens"] = spec.n_tokens
-        boot_id = self._hub.boot_id
-        base, n_shared = await self.maker.session_base(session.number)
-        made = await self.maker.make(body, lambda step: flight.report(Step(pool_id, step)))
-        return made, Placement(boot_id, made.ref, made.cells, base, min(n_shared, made.n_tokens))
-
-    async def _materialise(self, pool: Pool, flight: PoolFlight, spec: PoolSpec | None = None) -> tuple[wire.Made, Placement]:
-        """Prefill a pool's own tokens onto its parent's. A parent that is lost meanwhile is brought back, once.
-
-        What takes the place of another pool is prefilled onto that one, while it has KV.
-        """
-        old = self._tree.get(spec.beside) if spec is not None and spec.beside is not None else None
-        if spec is not None and spec.keep_to is not None and old is not None and old.seq is not None:
-            with contextlib.suppress(EngineRefusedError):
-                return await self._prefill(pool, old.seq, spec.keep_to, flight)
-        base, branch_pos = await self._bring_base(pool)
-        try:
-            return await self._prefill(pool, base, branch_pos, flight)
-        except EngineRefusedError as error:
-            if error.kind != "stale_seq" or base is None:
-                raise
-            self._hub.ledger.lose_seq(base, "the engine no longer holds its sequence")
-        base, branch_pos = await self._bring_base(pool)
-        return await self._prefill(pool, base, branch_pos, flight)
-
-    async def _prefill(self, pool: Pool, base: SeqRef | None, branch_pos: int, flight: PoolFlight) -> tuple[wire.Made, Placement]:
-        body: dict[str, object] = {"tokens": pool.tokens.tolist()}
-        if base is not None:
-            body |= {"parent_seq": str(base), "branch_pos": branch_pos}
-        boot_id = self._hub.boot_id
-        made = await self.maker.make(body, lambda step: flight.report(Step(pool.pool_id, step)), pool.prefix_len - branch_pos)
-        return made, Placement(boot_id, made.ref, made.cells, base, made.n_shared)
-
-    async def _bring_base(self, pool: Pool) -> tuple[SeqRef | None, int]:
-        """What to build on, and up to where.
-
-        1. the parent, which is rebuilt when it has no KV and there is room for all that lack it
-        2. the nearest above it that has KV, which holds the same beginning
-        3. nothing
-        """
-        parent = self._tree.get(pool.parent) if pool.parent is not None else None
-        if parent is not None and self.maker.room.can_bring(parent):
-            try:
-                await (self.flight(parent.pool_id) or self.rebuild(parent.pool_id)).wait()
-            except ApiError as error:
-                if error.code not in {"pool_seqs_exhausted", "saturated"}:
-                    raise
-                log.info("pool %d is made without its parent %d: %s", pool.pool_id, parent.pool_id, error)
-        branch_pos = pool.branch_pos
-        for above in self._tree.ancestors(pool.pool_id):
-            if above.seq is not None:
-                return above.seq, branch_pos
-            branch_pos = min(branch_pos, above.branch_pos)
-        return None, 0
 
     async def sweep(self) -> None:
         """Give back what a cancelled or failed call may have left: its `done` can cross our leaving."""
@@ -357,6 +296,10 @@ class PoolService:
 
     # -- rebuild ----------------------------------------------------------------------------------------------------------
 
+    async def bring(self, pool_id: int) -> Made:
+        """Wait until a pool's KV is there, for which it is rebuilt if need be. ApiError when that fails."""
+        return await (self.flight(pool_id) or self.rebuild(pool_id)).wait()
+
     def rebuild(self, pool_id: int) -> PoolFlight:
         """Begin to bring a pool's KV back, or join the work that does."""
         flight = self.flight(pool_id)
@@ -373,7 +316,7 @@ class PoolService:
             hello = self._hub.require_engine()
             if hello.model.fingerprint != pool.fingerprint:
                 raise ApiError("conflict", f"pool {pool.pool_id} was made with another model")
-            _, at = await self._materialise(pool, flight)
+            _, at = await self._builder.compute(pool, flight)
             self._hub.post(self._hub.ledger.place(pool.pool_id, at))
         except (EngineError, JournalError) as error:
             log.warning("pool %d could not be made again: %s", pool.pool_id, error)

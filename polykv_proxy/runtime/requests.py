@@ -82,7 +82,7 @@ class RequestDesk:
     async def _bring(self, pool_id: int) -> Miss | None:
         """Wait until the pool is there. The reason when it cannot be."""
         try:
-            await (self._pools.flight(pool_id) or self._pools.rebuild(pool_id)).wait()
+            await self._pools.bring(pool_id)
         except ApiError as error:
             log.warning("pool %d: served without it: %s", pool_id, error)
             return Miss.NO_SEQ_IDS if error.code == "pool_seqs_exhausted" else Miss.REBUILD_FAILED

@@ -1,0 +1,96 @@
+"""How a pool's KV comes to be: taken from a session, or computed on the nearest pool above it that has KV.
+
+Law: answers where the KV lies now. The pool's own record is its caller's business; of others it changes only what it finds untrue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable
+
+from polykv_proxy.core.ledger import Placement
+from polykv_proxy.core.pools import Pool, PoolTree, SeqRef
+from polykv_proxy.engine import wire
+from polykv_proxy.errors import ApiError, EngineRefusedError
+from polykv_proxy.runtime.hub import Hub
+from polykv_proxy.runtime.maker import Maker
+from polykv_proxy.runtime.orders import PoolFlight, PoolSpec, Step
+
+log = logging.getLogger("polykv.builder")
+
+
+class Builder:
+    """Builds for one hub. `bring` waits until a pool has KV, rebuilding it if need be; ApiError when that fails."""
+
+    def __init__(self, hub: Hub, bring: Callable[[int], Awaitable[object]]) -> None:
+        self._hub = hub
+        self._bring = bring
+        self.maker = Maker(hub)
+
+    @property
+    def _tree(self) -> PoolTree:
+        return self._hub.ledger.tree
+
+    async def snapshot(self, pool_id: int, spec: PoolSpec, flight: PoolFlight) -> tuple[wire.Made, Placement]:
+        """What a session holds. ApiError 404 without that session."""
+        assert spec.from_session is not None
+        session = self._hub.ledger.sessions.get(spec.from_session)
+        if session is None:
+            raise ApiError("session_not_found", f"there is no session {spec.from_session!r}", param="from_session")
+        body: dict[str, object] = {"session": session.number}
+        if spec.n_tokens is not None:
+            body["n_tokens"] = spec.n_tokens
+        boot_id = self._hub.boot_id
+        base, n_shared = await self.maker.session_base(session.number)
+        made = await self.maker.make(body, lambda step: flight.report(Step(pool_id, step)))
+        return made, Placement(boot_id, made.ref, made.cells, base, min(n_shared, made.n_tokens))
+
+    async def compute(self, pool: Pool, flight: PoolFlight, spec: PoolSpec | None = None) -> tuple[wire.Made, Placement]:
+        """Prefill a pool's own tokens onto its parent's. A parent that is lost meanwhile is brought back, once.
+
+        What takes the place of another pool is prefilled onto that one, while it has KV.
+        """
+        old = self._tree.get(spec.beside) if spec is not None and spec.beside is not None else None
+        if spec is not None and spec.keep_to is not None and old is not None and old.seq is not None:
+            with contextlib.suppress(EngineRefusedError):
+                return await self._prefill(pool, old.seq, spec.keep_to, flight)
+        base, branch_pos = await self._bring_base(pool)
+        try:
+            return await self._prefill(pool, base, branch_pos, flight)
+        except EngineRefusedError as error:
+            if error.kind != "stale_seq" or base is None:
+                raise
+            self._hub.ledger.lose_seq(base, "the engine no longer holds its sequence")
+        base, branch_pos = await self._bring_base(pool)
+        return await self._prefill(pool, base, branch_pos, flight)
+
+    async def _prefill(self, pool: Pool, base: SeqRef | None, branch_pos: int, flight: PoolFlight) -> tuple[wire.Made, Placement]:
+        body: dict[str, object] = {"tokens": pool.tokens.tolist()}
+        if base is not None:
+            body |= {"parent_seq": str(base), "branch_pos": branch_pos}
+        boot_id = self._hub.boot_id
+        made = await self.maker.make(body, lambda step: flight.report(Step(pool.pool_id, step)), pool.prefix_len - branch_pos)
+        return made, Placement(boot_id, made.ref, made.cells, base, made.n_shared)
+
+    async def _bring_base(self, pool: Pool) -> tuple[SeqRef | None, int]:
+        """What to build on, and up to where.
+
+        1. the parent, which is rebuilt when it has no KV and there is room for all that lack it
+        2. the nearest above it that has KV, which holds the same beginning
+        3. nothing
+        """
+        parent = self._tree.get(pool.parent) if pool.parent is not None else None
+        if parent is not None and self.maker.room.can_bring(parent):
+            try:
+                await self._bring(parent.pool_id)
+            except ApiError as error:
+                if error.code not in {"pool_seqs_exhausted", "saturated"}:
+                    raise
+                log.info("pool %d is made without its parent %d: %s", pool.pool_id, parent.pool_id, error)
+        branch_pos = pool.branch_pos
+        for above in self._tree.ancestors(pool.pool_id):
+            if above.seq is not None:
+                return above.seq, branch_pos
+            branch_pos = min(branch_pos, above.branch_pos)
+        return None, 0
