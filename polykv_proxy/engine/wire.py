@@ -167,6 +167,7 @@ class Made(_Wire):
 
     seq: str
     n_tokens: int
+    base: str | None = None
     n_shared: int = 0
     cells: int = 0
     tokens: list[int] | None = None
@@ -176,6 +177,11 @@ class Made(_Wire):
     def ref(self) -> SeqRef:
         """The sequence as a value."""
         return SeqRef.parse(self.seq)
+
+    @property
+    def base_ref(self) -> SeqRef | None:
+        """Whose cells its first `n_shared` tokens are."""
+        return SeqRef.parse(self.base) if self.base is not None else None
 
 
 class SlotEventWire(_Wire):

@@ -42,9 +42,8 @@ class Builder:
         if spec.n_tokens is not None:
             body["n_tokens"] = spec.n_tokens
         boot_id = self._hub.boot_id
-        base, n_shared = await self.maker.session_base(session.number)
         made = await self.maker.make(body, lambda step: flight.report(Step(pool_id, step)))
-        return made, Placement(boot_id, made.ref, made.cells, base, min(n_shared, made.n_tokens))
+        return made, _placement(boot_id, made)
 
     async def compute(self, pool: Pool, flight: PoolFlight, spec: PoolSpec | None = None) -> tuple[wire.Made, Placement]:
         """Prefill a pool's own tokens onto its parent's. A parent that is lost meanwhile is brought back, once.
@@ -71,7 +70,7 @@ class Builder:
             body |= {"parent_seq": str(base), "branch_pos": branch_pos}
         boot_id = self._hub.boot_id
         made = await self.maker.make(body, lambda step: flight.report(Step(pool.pool_id, step)), pool.prefix_len - branch_pos)
-        return made, Placement(boot_id, made.ref, made.cells, base, made.n_shared)
+        return made, _placement(boot_id, made)
 
     async def _bring_base(self, pool: Pool) -> tuple[SeqRef | None, int]:
         """What to build on, and up to where.
@@ -94,3 +93,7 @@ class Builder:
                 return above.seq, branch_pos
             branch_pos = min(branch_pos, above.branch_pos)
         return None, 0
+
+
+def _placement(boot_id: str, made: wire.Made) -> Placement:
+    return Placement(boot_id, made.ref, made.cells, made.base_ref, made.n_shared)

@@ -61,12 +61,3 @@ class Maker:
         except EngineError as error:
             log.warning("sequence %s is given back later: %s", seq, error)
             self._hub.suspect()
-
-    async def session_base(self, number: int) -> tuple[SeqRef | None, int]:
-        """Whose cells a session's first tokens are, and how many, before it is snapshot."""
-        state = await self._hub.client.state()
-        slots = [slot for slot in state.slots if slot.session == number and slot.n_tokens]
-        slot = max(slots, key=lambda slot: (slot.state != "idle", slot.n_tokens), default=None)
-        if slot is None or slot.seq is None:
-            return None, 0
-        return SeqRef.parse(slot.seq), slot.n_shared

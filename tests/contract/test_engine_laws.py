@@ -223,6 +223,7 @@ async def test_a_snapshot_is_what_the_session_holds(peer: Peer) -> None:
     made = steps[-1]
     assert isinstance(made, Made)
     assert (made.n_tokens, made.tokens) == (20, start[:20])
+    assert (made.base, made.n_shared) == (None, 0)
     assert (await peer.client.state()).cells.used == before
     assert (await peer.client.seq_tokens(made.ref)).tolist() == start[:20]
     with pytest.raises(EngineRefusedError) as refused:
@@ -305,7 +306,8 @@ async def test_a_child_shares_its_parent_s_cells(peer: Peer) -> None:
     parent = await peer.make(list(range(13_000, 13_040)))
     before = (await peer.client.state()).cells.used
     child = await peer.make([*range(13_000, 13_030), 5, 6, 7], parent_seq=parent.seq, branch_pos=30)
-    assert (child.n_tokens, child.n_shared) == (33, 30)
+    assert (child.n_tokens, child.base, child.n_shared) == (33, parent.seq, 30)
+    assert (parent.base, parent.n_shared) == (None, 0)
     assert (await peer.client.state()).cells.used <= before + 4
     assert (await peer.client.seq_tokens(child.ref)).tolist() == [*range(13_000, 13_030), 5, 6, 7]
 
@@ -345,6 +347,23 @@ async def test_a_snapshot_becomes_what_its_session_shares(peer: Peer) -> None:
     state = await peer.client.state()
     (slot,) = [slot for slot in state.slots if slot.session == 951]
     assert (slot.seq, slot.n_shared, state.cells.used) == (made.seq, made.n_tokens, before)
+
+
+async def test_a_snapshot_says_whose_cells_it_begins_with(peer: Peer) -> None:
+    """`base` and `n_shared` are what the session shared when it was taken: a sequence it attached to, then its last snapshot."""
+    pool = await peer.make(POOL)
+    headers = {"x-polykv-req": next(FIRST_REQ), "x-polykv-seq": pool.seq, "x-polykv-shared": 40, "x-polykv-session": 961}
+    await peer.complete([*POOL, 5, 6, 7], headers)
+
+    async def snapshot(**body: object) -> Made:
+        made = [step async for step in peer.client.make_seq({"session": 961, **body})][-1]
+        assert isinstance(made, Made)
+        return made
+
+    short, whole = await snapshot(n_tokens=30), await snapshot()
+    assert [(made.base, made.n_shared) for made in (short, whole)] == [(pool.seq, 30), (pool.seq, 40)]
+    again = await snapshot()
+    assert (again.base, again.n_shared) == (whole.seq, whole.n_tokens)
 
 
 async def test_the_echo_comes_back_and_the_engine_s_keys_win(peer: Peer) -> None:

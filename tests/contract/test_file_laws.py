@@ -53,7 +53,8 @@ async def test_a_part_wants_the_parent_that_holds_what_comes_before(peer: Peer, 
     assert (await refused(peer, tmp_path / "child")).status == 400
     assert (await refused(peer, tmp_path / "child", other.ref)).kind == "file_refused"
     back = await peer.client.restore_seq(tmp_path / "child", parent.ref, HANG_GUARD_S)
-    assert (back.n_tokens, back.n_shared, (await peer.client.state()).cells.used) == (33, 30, used)
+    assert (back.base, back.n_shared) == (parent.seq, 30)
+    assert (back.n_tokens, (await peer.client.state()).cells.used) == (33, used)
     await peer.client.free_seq(parent.ref)
     gone = await refused(peer, tmp_path / "child", parent.ref)
     assert gone.kind == "file_refused"

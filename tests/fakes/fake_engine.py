@@ -256,10 +256,11 @@ class FakeEngine:
             n = body.get("n_tokens", len(slot.tokens))
             number, ref = self.new_ref()
             made = self.seqs[number] = Seq(ref, slot.tokens[:n], slot.cells[:n])
+            base, shared = slot.seq, min(n, slot.n_shared)
             if n > slot.n_shared:
                 slot.seq, slot.n_shared = ref, n
             self.n_seqs_made += 1
-            yield "done", self._made(made, n, tokens=made.tokens)
+            yield "done", self._made(made, base, shared, tokens=made.tokens)
             return
         yield "queued", {}
         tokens = body["tokens"]
@@ -282,11 +283,11 @@ class FakeEngine:
             yield "error", {"status": fault.status, "type": fault.type, "message": fault.message, "param": fault.param}
             return
         self.n_seqs_made += 1
-        yield "done", self._made(made, shared)
+        yield "done", self._made(made, body.get("parent_seq"), shared)
 
-    def _made(self, seq: Seq, shared: int, **more: object) -> dict:
-        facts = {"seq": seq.ref, "n_tokens": len(seq.tokens), "n_shared": shared, "cells": len(seq.cells), "update": self.publish()}
-        return {**facts, **more}
+    def _made(self, seq: Seq, base: str | None, shared: int, **more: object) -> dict:
+        facts = {"seq": seq.ref, "n_tokens": len(seq.tokens), "base": base if shared else None, "n_shared": shared}
+        return {**facts, "cells": len(seq.cells), "update": self.publish(), **more}
 
     def free(self, ref: str) -> dict:
         self.maybe_fail("free")

@@ -75,24 +75,42 @@ bool server_context_impl::polykv_fill(const server_slot & slot, const polykv_seq
     return true;
 }
 
+// the last word about a sequence that was made: the first tokens of it may be cells of another one
+void server_context_impl::polykv_done(int id_task, const polykv_seq_id & seq, const polykv_share & share, bool with_tokens) {
+    polykv_seq_record record;
+    polykv_get_hub().find(seq, record);
+
+    const int n_tokens = (int) record.tokens->size();
+    const int n_shared = share.seq.empty() ? 0 : std::min(share.n, n_tokens);
+
+    json data = {
+        {"seq",      seq.str()},
+        {"n_tokens", n_tokens},
+        {"base",     n_shared > 0 ? json(share.seq.str()) : json(nullptr)},
+        {"n_shared", n_shared},
+        {"cells",    record.n_cells},
+    };
+    if (with_tokens) {
+        data["tokens"] = *record.tokens;
+    }
+    polykv_reply(id_task, {}, std::move(data));
+}
+
 void server_context_impl::polykv_prefill_done(server_slot & slot) {
-    const auto    params   = slot.task->params.polykv;
-    const int     id_task  = slot.task->id;
-    const int     n_tokens = slot.prompt.n_tokens();
-    const int32_t n_shared = polykv_slots[slot.id].facts->n_shared;
+    const auto dst     = slot.task->params.polykv.dst;
+    const auto share   = slot.prompt.share;
+    const int  id_task = slot.task->id;
 
     auto & info = polykv_slots[slot.id];
-    info.filled = polykv_fill(slot, params.dst, n_tokens);
+    info.filled = polykv_fill(slot, dst, slot.prompt.n_tokens());
     const bool ok = info.filled;
 
     slot.i_batch = -1;
     slot.release();
     slot.prompt_clear();
 
-    polykv_seq_record record;
-    polykv_get_hub().find(params.dst, record);
     if (ok) {
-        polykv_reply(id_task, {}, {{"seq", params.dst.str()}, {"n_tokens", n_tokens}, {"n_shared", n_shared}, {"cells", record.n_cells}});
+        polykv_done(id_task, dst, share, false);
     } else {
         polykv_reply(id_task, { 409, "cancelled", "the materialisation was cancelled" }, {});
     }
@@ -145,13 +163,11 @@ void server_context_impl::polykv_snapshot(int id_task, const polykv_op & op) {
         polykv_reply(id_task, { 409, "cancelled", "the snapshot was cancelled" }, {});
         return;
     }
+    const polykv_share before = share;
     if (n > share.n) {
         share = { n, false, op.seq }; // its own context can no longer be shifted
     }
-
-    polykv_seq_record record;
-    polykv_get_hub().find(op.seq, record);
-    polykv_reply(id_task, {}, {{"seq", op.seq.str()}, {"n_tokens", n}, {"n_shared", n}, {"cells", record.n_cells}, {"tokens", *record.tokens}});
+    polykv_done(id_task, op.seq, before, true);
 }
 
 void server_context_impl::polykv_free_seq(int id_task, const polykv_op & op) {
@@ -277,11 +293,10 @@ void server_context_impl::polykv_finish(int id_task, const polykv_op & op) {
         adapter.scale = 0.0f;
     }
     record.n_cells = llama_polykv_n_cells(ctx_tgt, op.seq.seq, nullptr);
-    const uint32_t n_cells = record.n_cells;
     if (!polykv_get_hub().commit(op.seq, std::move(record))) {
         slots[0].mem.seq_rm(op.seq.seq, -1, -1);
         polykv_reply(id_task, { 410, "stale_seq", "the sequence was freed while it was being restored" }, {});
         return;
     }
-    polykv_reply(id_task, {}, {{"seq", op.seq.str()}, {"n_tokens", n}, {"n_shared", op.from}, {"cells", n_cells}});
+    polykv_done(id_task, op.seq, { op.from, false, op.parent }, false);
 }
