@@ -15,21 +15,19 @@ from dataclasses import replace
 from typing import Any
 
 from polykv_proxy.core.boots import MODEL_CHANGED, Boots
-from polykv_proxy.core.branch import branch_position
 from polykv_proxy.core.ledger import Placement
-from polykv_proxy.core.pools import Pool, PoolTree, Residency
+from polykv_proxy.core.pools import REBUILDABLE, Pool, PoolTree, Residency
 from polykv_proxy.core.prefix import Tokens, as_tokens, hash_prefix
 from polykv_proxy.engine import wire
 from polykv_proxy.errors import ApiError, EngineError, EngineUnavailableError, JournalError
 from polykv_proxy.runtime.answers import api_error
 from polykv_proxy.runtime.builder import Builder
+from polykv_proxy.runtime.drafts import Drafts
 from polykv_proxy.runtime.flight import Flight
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.idempotency import IdempotencyDesk, Ticket
 from polykv_proxy.runtime.journal import Reply
 from polykv_proxy.runtime.orders import Made, PoolFlight, PoolSpec, Step
-from polykv_proxy.runtime.prefixes import check_tokens, prefix_of_messages, prefix_of_prompt
-from polykv_proxy.runtime.texts import with_texts
 
 log = logging.getLogger("polykv.pools")
 
@@ -43,6 +41,7 @@ class PoolService:
         self._flights: dict[int, PoolFlight] = {}
         self._builder = Builder(hub, self.bring)
         self.maker = self._builder.maker
+        self.drafts = Drafts(hub, self.find, self.flight)
         self.on_unwanted: Callable[[int], Coroutine[Any, Any, object]]
         self.desk: IdempotencyDesk[Made, Step] = IdempotencyDesk(replies)
 
@@ -79,27 +78,14 @@ class PoolService:
             why = hello.prefix_sharing_why or "the engine was started without pool ids"
             raise ApiError("pools_unsupported", f"this engine cannot hold pools: {why}")
         try:
-            tokens = await self._resolve(spec, hello)
-            spec = await self._branched(spec, tokens)
+            tokens = await self.drafts.tokens_of(spec)
+            spec = await self.drafts.branched(spec, tokens)
             existing = self._existing(spec.name, tokens)
             if existing is not None:
                 return await self._again(existing, ticket)
             return await self._make(self._enter(spec, tokens, hello), spec, ticket, flight)
         except (EngineError, JournalError) as error:
             raise api_error(error, self._hub.hello, n_resident=self._n_resident()) from error
-
-    async def _resolve(self, spec: PoolSpec, hello: wire.Hello) -> Tokens | None:
-        if spec.from_session is not None:
-            return None
-        if spec.tokens is not None:
-            tokens = spec.tokens
-        elif spec.prompt is not None:
-            tokens = await prefix_of_prompt(self._hub.client, spec.prompt)
-        else:
-            assert spec.conversation is not None
-            tokens = await prefix_of_messages(self._hub.client, spec.conversation)
-        check_tokens(tokens, hello, spec.source)
-        return tokens
 
     def _existing(self, name: str | None, tokens: Tokens | None) -> Pool | None:
         """The pool that has this name and prefix already. ApiError 409 when the name stands for another prefix."""
@@ -121,55 +107,8 @@ class PoolService:
             extra={"pool_id": pool.pool_id, "prefix_hash": pool.hashed.hex},
         )
 
-    async def _branched(self, spec: PoolSpec, tokens: Tokens | None) -> PoolSpec:
-        """The spec with the position at which it leaves its parent. Nothing is awaited after the parent was looked at."""
-        if spec.beside is not None:
-            return await self._beside(spec, tokens)
-        if spec.parent is None:
-            return spec
-        parent = await self._forkable(spec.parent)
-        if tokens is None:
-            return spec
-        return replace(spec, branch_pos=await self._branch(parent, tokens, spec.branch_pos))
-
-    async def _beside(self, spec: PoolSpec, tokens: Tokens | None) -> PoolSpec:
-        """The spec of a sibling of a pool, which shares what it keeps of that pool although it is not its child."""
-        assert spec.beside is not None
-        assert tokens is not None
-        old = await self._forkable(spec.beside)
-        try:
-            keep_to = branch_position(old, tokens, spec.keep_to, "keep_to")
-        except ApiError as error:
-            raise await with_texts(self._hub.client, error, pool=old.tokens, prefix=tokens) from error
-        parent = self._tree.get(old.parent) if old.parent is not None else None
-        if parent is None:
-            return replace(spec, keep_to=keep_to)
-        branch_pos = branch_position(parent, tokens, min(keep_to, old.branch_pos), "keep_to")
-        return replace(spec, keep_to=keep_to, parent=parent.pool_id, branch_pos=branch_pos)
-
-    async def _forkable(self, pool_id: int) -> Pool:
-        """A pool whose tokens are settled. ApiError when it cannot be a parent."""
-        while (flight := self.flight(pool_id)) is not None:
-            with flight.held():
-                await flight.ended()
-        parent = self.find(pool_id)
-        if parent.residency is Residency.RELEASING:
-            raise ApiError("pool_releasing", f"pool {pool_id} is being released and cannot be forked", param="pool_id")
-        if parent.residency in {Residency.FAILED, Residency.QUARANTINED}:
-            raise ApiError(
-                "conflict", f"pool {pool_id} is {parent.residency} ({parent.reason}) and cannot be forked", param="pool_id"
-            )
-        return parent
-
-    async def _branch(self, parent: Pool, tokens: Tokens, wanted: int | None) -> int:
-        try:
-            return branch_position(parent, tokens, wanted)
-        except ApiError as error:
-            raise await with_texts(self._hub.client, error, parent=parent.tokens, prefix=tokens) from error
-
     async def _again(self, pool: Pool, ticket: Ticket | None) -> Made:
-        if pool.residency is not Residency.RESIDENT:
-            await self.bring(pool.pool_id)
+        await self.bring(pool.pool_id)
         made = self._made(self.find(pool.pool_id), 200)
         if ticket is not None:
             await self._save(self.find(pool.pool_id), made, ticket)
@@ -259,7 +198,7 @@ class PoolService:
         if tokens is None:
             raise ApiError("engine_protocol", "the engine sent a snapshot without its tokens")
         parent = self._tree.get(spec.parent) if spec.parent is not None else None
-        branch_pos = 0 if parent is None else await self._branch(parent, tokens, spec.branch_pos)
+        branch_pos = 0 if parent is None else await self.drafts.branch(parent, tokens, spec.branch_pos)
         existing = self._existing(spec.name, tokens)
         pool = self._tree.get(pool_id)
         if existing is None and pool is not None:
@@ -298,7 +237,17 @@ class PoolService:
 
     async def bring(self, pool_id: int) -> Made:
         """Wait until a pool's KV is there, for which it is rebuilt if need be. ApiError when that fails."""
-        return await (self.flight(pool_id) or self.rebuild(pool_id)).wait()
+        flight = self.bringing(pool_id)
+        return self._made(self.find(pool_id), 200) if flight is None else await flight.wait()
+
+    def bringing(self, pool_id: int) -> PoolFlight | None:
+        """The work that brings a pool's KV back, begun or joined; None when it is there. ApiError when it does not come back."""
+        pool = self.find(pool_id)
+        flight = self.flight(pool_id)
+        if flight is None and pool.residency is not Residency.RESIDENT and pool.residency not in REBUILDABLE:
+            message = f"pool {pool_id} is {pool.residency} ({pool.reason}) and is not brought back"
+            raise ApiError("conflict", message, param="pool_id")
+        return None if pool.residency is Residency.RESIDENT else flight or self.rebuild(pool_id)
 
     def rebuild(self, pool_id: int) -> PoolFlight:
         """Begin to bring a pool's KV back, or join the work that does."""
