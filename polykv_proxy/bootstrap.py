@@ -14,7 +14,7 @@ import secrets
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -41,7 +41,9 @@ from polykv_proxy.engine.status import EngineState, EngineStatus
 from polykv_proxy.engine.supervisor import EngineStartError, Supervisor, SupervisorLimits
 from polykv_proxy.engine.watcher import EngineWatcher
 from polykv_proxy.errors import ApiError, SettingsError
+from polykv_proxy.pools_file import read_pools_file
 from polykv_proxy.ports import EngineAddress
+from polykv_proxy.runtime.orders import Declared
 from polykv_proxy.runtime.progress import ProgressWatch
 from polykv_proxy.runtime.runtime import Runtime, RuntimeOptions
 from polykv_proxy.settings import Settings
@@ -68,6 +70,7 @@ class Prepared:
     argv: list[str]
     env: dict[str, str]
     folder: addresses.RunFolder | None = None
+    declared: Sequence[Declared] = ()
 
     @property
     def engine_key(self) -> str | None:
@@ -91,10 +94,11 @@ class Prepared:
 def prepare(settings: Settings, env: Mapping[str, str] | None = None) -> Prepared:
     """Check everything that can be checked. Raises SettingsError."""
     env = os.environ if env is None else env
+    declared = read_pools_file(settings.pools) if settings.pools is not None else []
     if settings.engine_url is not None:
         address, prefix = addresses.from_url(settings.engine_url)
         key = settings.engine_key.get_secret_value() if settings.engine_key is not None else ""
-        return Prepared(settings, _bind(settings), address, key, _keys(settings, env), prefix, [], {})
+        return Prepared(settings, _bind(settings), address, key, _keys(settings, env), prefix, [], {}, declared=declared)
     check_args(settings.engine_args)
     binary = inspect_binary(find_binary(settings.engine))
     check_model(settings.model, binary, settings.engine_args, env)
@@ -108,7 +112,7 @@ def prepare(settings: Settings, env: Mapping[str, str] | None = None) -> Prepare
     keys = _keys(settings, env)
     options = EngineOptions(binary, address, key, max_pools, settings.model, ",".join(keys.all) or None, settings.engine_args)
     argv, engine_env = command(options, env)
-    return Prepared(settings, listener, address, key, keys, prefix, argv, engine_env, folder)
+    return Prepared(settings, listener, address, key, keys, prefix, argv, engine_env, folder, declared)
 
 
 def run(settings: Settings) -> int:
@@ -135,6 +139,7 @@ class Proxy:
         limits = RelayLimits(scanned_body=self._settings.body_limit_bytes, keep_alive_s=self._settings.keep_alive_s)
         self._relay = Relay(self._pool, routes=Routes(api_prefix=prepared.api_prefix.encode()), limits=limits)
         self._watch: ProgressWatch | None = None
+        self._warm = not prepared.declared
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
 
@@ -144,16 +149,15 @@ class Proxy:
         asyncio.get_running_loop().set_exception_handler(loop_errors)
         client = EngineClient(prepared.address, prepared.key, api_key=prepared.engine_key, api_prefix=prepared.api_prefix)
         limits = LedgerLimits(settings.max_pool_objects, settings.session_ttl_s, settings.pool_grace_s)
-        runtime = await Runtime.start(client, RuntimeOptions(self._state_dir(), limits))
+        runtime = await Runtime.start(client, RuntimeOptions(self._state_dir(), limits, declared=prepared.declared))
         if not settings.off:
             self._relay.gate = PoolGate(runtime, settings.default_pool, prepared.keys)
         if settings.no_progress_s is not None:
             self._watch = ProgressWatch(runtime.hub, settings.no_progress_s, self._relay.owed, self._doubt)
             runtime.hub.spawn(self._watch.run())
         self._engine.observers += [self._door, functools.partial(_tell, runtime)]
-        server, serving = self._open(
-            ApiContext(runtime, prepared.keys, self._health, settings.body_limit_bytes, settings.default_pool)
-        )
+        health = functools.partial(self._health, runtime)
+        server, serving = self._open(ApiContext(runtime, prepared.keys, health, settings.body_limit_bytes, settings.default_pool))
         self._listen_to_signals()
         try:
             code = await self._until_stopped(runtime, serving)
@@ -202,33 +206,48 @@ class Proxy:
     async def _until_stopped(self, runtime: Runtime, serving: asyncio.Task[None]) -> int:
         self._engine.start()
         stop = asyncio.ensure_future(self._stop.wait())
-        progress = asyncio.ensure_future(self._view.progress())
-        booted = asyncio.ensure_future(self._engine.first_boot())
+        up = asyncio.ensure_future(self._come_up(runtime))
         try:
-            await asyncio.wait([stop, booted, serving], return_when=asyncio.FIRST_COMPLETED)
-            progress.cancel()
-            await asyncio.gather(progress, return_exceptions=True)
-            if booted.done():
-                booted.result()
-                told = asyncio.ensure_future(self._announce(runtime))
+            await asyncio.wait([stop, up, serving], return_when=asyncio.FIRST_COMPLETED)
+            if up.done():
+                up.result()
                 await asyncio.wait([stop, serving], return_when=asyncio.FIRST_COMPLETED)
-                told.cancel()
-                await asyncio.gather(told, return_exceptions=True)
         except EngineStartError as error:
             self._view.failed(str(error), error.lines)
             return 1
         finally:
-            for task in (stop, progress, booted):
-                task.cancel()
-            await asyncio.gather(stop, progress, booted, return_exceptions=True)
+            stop.cancel()
+            up.cancel()
+            await asyncio.gather(stop, up, return_exceptions=True)
         await self._drain()
         return 0
 
-    async def _announce(self, runtime: Runtime) -> None:
+    async def _come_up(self, runtime: Runtime) -> None:
+        """The engine, then the declared pools, then the word that it is ready. EngineStartError when it does not start."""
+        shown = asyncio.ensure_future(self._view.progress())
+        try:
+            await self._engine.first_boot()
+            await self._warm_up(runtime)
+        finally:
+            shown.cancel()
+            await asyncio.gather(shown, return_exceptions=True)
+        await self._announce(runtime)
+
+    async def _warm_up(self, runtime: Runtime) -> None:
+        """Until the declared pools are there, or cannot be; an engine that does not say whether it has pools is not waited for."""
         if not self._settings.off:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_KNOWN_S):
                     await runtime.link.known()
+        if self._warm:
+            return
+        self._view.doing = runtime.declared.progress
+        if runtime.hub.hello is not None or runtime.hub.absent is not None:
+            await runtime.declared.settled.wait()
+        self._warm = True
+        self._door(self._engine.status)
+
+    async def _announce(self, runtime: Runtime) -> None:
         hello = runtime.hub.hello
         if self._settings.off:
             pools = "off (--off)"
@@ -236,10 +255,13 @@ class Proxy:
             pools = f"off: {runtime.hub.absent or 'the engine has not said whether it has them'}"
         else:
             pools = f"{hello.max_pools}, prefix sharing: {hello.prefix_sharing} ({hello.prefix_sharing_why})"
+        if self._prepared.declared:
+            pools += f"; {runtime.declared.summary()}"
         facts = await ask_facts(self._prepared.address, self._prepared.engine_key, self._prepared.api_prefix)
         wants_key = self._prepared.engine_key is not None
         engine = hello.model_dump() if hello is not None else {}
         warnings = [f"{found.text}; {found.remedy}" for found in option_findings(engine, self._prepared.argv)]
+        warnings += runtime.declared.failures()
         shown = EngineFacts(facts.model, facts.n_ctx_slot, facts.n_slots, pools, self._prepared.api_prefix, wants_key, warnings)
         self._view.ready(self._prepared.url, shown)
 
@@ -275,8 +297,10 @@ class Proxy:
 
     def _door(self, status: EngineStatus) -> None:
         """The relay's door follows the engine's state."""
-        if status.state is EngineState.READY:
+        if status.state is EngineState.READY and self._warm:
             self._pool.open(self._prepared.address)
+        elif status.state is EngineState.READY:
+            self._pool.shut(ApiError("engine_starting", "The declared pools are being made.", retry_after_s=2))
         elif status.state is EngineState.STARTING:
             self._pool.shut(ApiError("engine_starting", "The engine is starting: the model is loading.", retry_after_s=2))
         elif status.state is EngineState.FAILED:
@@ -293,15 +317,16 @@ class Proxy:
             _log.error("the engine does not answer /health either: it is started anew")
             self._engine.restart(f"{reason}, and did not answer /health")
 
-    def _health(self) -> dict[str, object]:
+    def _health(self, runtime: Runtime) -> dict[str, object]:
         status = self._engine.status
+        warming = status.state is EngineState.READY and not self._warm
         return {
-            "state": status.state.value,
+            "state": EngineState.STARTING.value if warming else status.state.value,
             "since_ts": status.since_ts,
             "supervised": status.supervised,
             "boots": status.boots,
             "restarts": status.restarts,
-            "reason": status.reason,
+            "reason": runtime.declared.progress() if warming else status.reason,
             "exit_code": status.exit_code,
             "retry_ts": status.retry_ts,
             "requests_running": len(self._relay.running),

@@ -67,6 +67,7 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
     api_key: Annotated[str | None, _option("api_key", panel=_PUBLIC)] = None,
     admin_key: Annotated[str | None, _option("admin_key", panel=_PUBLIC)] = None,
     default_pool: Annotated[str | None, _option("default_pool", panel=_POOLS)] = None,
+    pools: Annotated[Path | None, _option("pools", panel=_POOLS)] = None,
     max_pools: Annotated[str | None, _option("max_pools", panel=_POOLS, metavar="auto|N")] = None,
     max_pool_objects: Annotated[int | None, _option("max_pool_objects", panel=_POOLS)] = None,
     pool_grace_s: Annotated[float | None, _option("pool_grace_s", panel=_POOLS)] = None,

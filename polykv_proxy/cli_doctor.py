@@ -41,7 +41,7 @@ def diagnose(health: Mapping[str, Any]) -> list[Finding]:
     """Findings from the answer of `/polykv/health`, the most important first."""
     pools: Mapping[str, Any] = health.get("pools") or {}
     engine: Mapping[str, Any] = pools.get("engine") or {}
-    findings = [*_engine_state(health), *_pools_state(pools)]
+    findings = [*_engine_state(health), *_pools_state(pools), *_declared(health.get("declared") or {})]
     if engine:
         findings += [
             *_model(engine),
@@ -72,6 +72,20 @@ def _pools_state(pools: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(Level.BAD, f"pools are off: {reason}", BUILD)
     else:
         yield Finding(Level.WARN, f"not known yet whether the engine has pools: {reason}", "wait until it is ready and ask again")
+
+
+def _declared(declared: Mapping[str, Any]) -> Iterator[Finding]:
+    n_failed = declared.get("n_failed") or 0
+    if not n_failed:
+        return
+    failed = [pool for pool in declared.get("pools") or () if pool["outcome"] == "failed"]
+    for pool in failed:
+        text = f"declared pool {pool['name']} could not be made: {pool['reason']}"
+        yield Finding(Level.WARN, text, "correct the file of --pools and start again")
+    if not failed:
+        yield Finding(
+            Level.WARN, f"{n_failed} of {declared.get('n_declared')} declared pools could not be made", "ask again with the key"
+        )
 
 
 def _model(engine: Mapping[str, Any]) -> Iterator[Finding]:

@@ -54,6 +54,9 @@ class Settings(BaseSettings):
     )
     admin_key: SecretStr | None = Field(None, description="Key for administrative verbs. Default: the API key suffices.")
     default_pool: str | None = Field(None, description="Pool (id or name) to which requests that name none are attached.")
+    pools: Path | None = Field(
+        None, description="File of pools that are made before the proxy is ready (YAML; docs/pools.md, Declared pools)."
+    )
     off: bool = Field(False, description="Relay only: no pools, no sessions, nothing added to any reply.")
     max_pools: int | Literal["auto"] = Field(
         "auto", description="Resident pools the engine reserves room for, 0 to 255; auto is 16 on plain attention, else 4."
@@ -83,7 +86,7 @@ class Settings(BaseSettings):
 
     @field_validator("max_pools", mode="before")
     @classmethod
-    def _pools(cls, value: object) -> object:
+    def _max_pools(cls, value: object) -> object:
         if isinstance(value, str) and value.isdigit():
             value = int(value)
         if value == "auto" or (isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 255):
@@ -121,8 +124,9 @@ class Settings(BaseSettings):
                     )
             if self.engine_args:
                 raise ValueError("arguments after -- start an engine, --engine-url uses a running one: give one of them")
-        if self.off and self.default_pool is not None:
-            raise ValueError("--off switches pools off, --default-pool needs them: give one of them")
+        for name in ("default_pool", "pools"):
+            if self.off and getattr(self, name) is not None:
+                raise ValueError(f"--off switches pools off, --{name.replace('_', '-')} needs them: give one of them")
         return self
 
     @property

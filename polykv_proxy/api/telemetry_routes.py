@@ -1,6 +1,6 @@
 """`/polykv/capacity` and `/polykv/health`.
 
-Law: facts only. Health always answers; its details (last lines of the engine's output) are for holders of a key.
+Law: facts only. Health always answers; its details (last lines of the engine's output, names of pools) are for holders of a key.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ def health_route(context: ApiContext) -> APIRouter:
     @router.get("/polykv/health")
     async def health(request: Request) -> Response:
         facts = dict(context.health())
+        declared = context.runtime.declared.facts()
         if not context.keys.accepts(key_of(request)):
             facts = {key: value for key, value in facts.items() if key not in _DETAILS}
-        return JSONResponse({**facts, "pools": _pools()})
+            declared = {key: value for key, value in declared.items() if key != "pools"} if declared is not None else None
+        return JSONResponse({**facts, "pools": _pools(), "declared": declared})
 
     def _pools() -> dict[str, object]:
         if hub.absent is not None:

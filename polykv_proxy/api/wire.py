@@ -18,7 +18,12 @@ from polykv_proxy.errors import ApiError
 from polykv_proxy.runtime.orders import PoolSpec
 from polykv_proxy.runtime.prefixes import Conversation
 
-TokenId = Annotated[StrictInt, Field(ge=0, le=INT32_MAX)]
+TokenIds = Annotated[list[Annotated[StrictInt, Field(ge=0, le=INT32_MAX)]], Field(min_length=1, fail_fast=True)]
+Text = Annotated[StrictStr, Field(min_length=1)]
+Messages = Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)]
+Tools = Annotated[list[dict[str, Any]], Field(fail_fast=True)]
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)]
+Owner = Annotated[StrictStr, Field(min_length=1, max_length=MAX_ID)]
 Body = TypeVar("Body", bound=BaseModel)
 LEASE_S = 600.0
 """Seconds for which a pin holds unless it says otherwise."""
@@ -32,15 +37,15 @@ class CreatePool(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    tokens: Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] | None = None
-    prompt: Annotated[StrictStr, Field(min_length=1)] | None = None
-    messages: Annotated[list[dict[str, Any]], Field(min_length=1, fail_fast=True)] | None = None
-    tools: Annotated[list[dict[str, Any]], Field(fail_fast=True)] | None = None
+    tokens: TokenIds | None = None
+    prompt: Text | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     from_session: StrictStr | None = None
     n_tokens: Annotated[StrictInt, Field(ge=1, le=INT32_MAX)] | None = None
     name: StrictStr | None = None
-    ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
+    ttl_s: Seconds | None = None
 
     def spec(self) -> PoolSpec:
         """What it asks for. ApiError 400 names the field that does not fit the others."""
@@ -109,8 +114,8 @@ class PinPool(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    owner: Annotated[StrictStr, Field(min_length=1, max_length=MAX_ID)] | None = None
-    lease: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | Literal["none"] = LEASE_S
+    owner: Owner | None = None
+    lease: Seconds | Literal["none"] = LEASE_S
 
 
 class UnpinPool(BaseModel):
@@ -118,7 +123,7 @@ class UnpinPool(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    owner: Annotated[StrictStr, Field(min_length=1, max_length=MAX_ID)] | None = None
+    owner: Owner | None = None
 
 
 class RenewPool(BaseModel):
@@ -126,7 +131,7 @@ class RenewPool(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    ttl_s: Annotated[float, Field(gt=0, allow_inf_nan=False, strict=True)] | None = None
+    ttl_s: Seconds | None = None
 
 
 def parse(model: type[Body], raw: bytes) -> Body:

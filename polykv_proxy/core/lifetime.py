@@ -7,7 +7,7 @@ materialisations are never broken: what is used is refused with the names of its
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, replace
 
 from polykv_proxy.core.commands import Command, FreeSeq, SavePool
@@ -100,8 +100,11 @@ class Lifetime:
 
     def renew(self, pool_id: int, ttl_s: float | None, now: float) -> list[Command]:
         """Count the pool's time to live from now; `ttl_s` None leaves it as long as it was."""
-        pool = self._living(pool_id)
-        self._tree.put(replace(pool, last_access_ts=now, ttl_s=pool.ttl_s if ttl_s is None else ttl_s))
+        return self.set_ttl(pool_id, self._living(pool_id).ttl_s if ttl_s is None else ttl_s, now)
+
+    def set_ttl(self, pool_id: int, ttl_s: float | None, now: float) -> list[Command]:
+        """Give the pool a time to live that counts from now, or none."""
+        self._tree.put(replace(self._living(pool_id), last_access_ts=now, ttl_s=ttl_s))
         return [SavePool(pool_id)]
 
     def end_leases(self, now: float) -> list[Command]:
@@ -151,24 +154,27 @@ class Lifetime:
             evicted.append(pool.pool_id)
         return Flushed(tuple(evicted), dict(sorted(kept.items())), tuple(commands))
 
-    def candidates(self, now: float) -> list[Candidate]:
-        """All pools with KV, each with what keeps it from leaving by itself."""
+    def candidates(self, now: float, spare: Set[int] = frozenset()) -> list[Candidate]:
+        """All pools with KV, each with what keeps it from leaving by itself; those in `spare` stay as if just left."""
         uses = Uses(self._ledger)
         resident = [pool for pool in self._tree if pool.seq is not None]
         owned = owned_tokens([_holder(pool) for pool in resident], self._ledger.lineage)
-        return [
-            Candidate(pool.pool_id, pool.parent, own, max(0.0, now - pool.last_used_ts), self._auto_keep(pool, uses, now))
-            for pool, own in zip(resident, owned, strict=True)
-        ]
+        found = []
+        for pool, own in zip(resident, owned, strict=True):
+            keep = self._auto_keep(pool, uses, now, spared=pool.pool_id in spare)
+            found.append(Candidate(pool.pool_id, pool.parent, own, max(0.0, now - pool.last_used_ts), keep))
+        return found
 
-    def _auto_keep(self, pool: Pool, uses: Uses, now: float) -> Keep | None:
+    def _auto_keep(self, pool: Pool, uses: Uses, now: float, *, spared: bool) -> Keep | None:
         keep = Keep.RUNNING if pool.residency is Residency.RELEASING else uses.keep(pool)
-        fresh = pool.detached_ts is not None and now - pool.detached_ts < self._ledger.limits.pool_grace_s
+        fresh = spared or (pool.detached_ts is not None and now - pool.detached_ts < self._ledger.limits.pool_grace_s)
         return Keep.GRACE if fresh and keep in {None, Keep.CHILDREN} else keep
 
-    def retire(self, now: float, *, n_ids: int = 0, n_cells: int = 0) -> tuple[list[int], list[Command]]:
+    def retire(
+        self, now: float, *, n_ids: int = 0, n_cells: int = 0, spare: Set[int] = frozenset()
+    ) -> tuple[list[int], list[Command]]:
         """Evict as many idle pools as that needs: their ids, leaf first, and what follows. Nothing when it cannot be had."""
-        chosen = [candidate.pool_id for candidate in choose(self.candidates(now), n_ids=n_ids, n_cells=n_cells)]
+        chosen = [candidate.pool_id for candidate in choose(self.candidates(now, spare), n_ids=n_ids, n_cells=n_cells)]
         commands: list[Command] = []
         for pool_id in chosen:
             pool = self._tree.get(pool_id)

@@ -218,6 +218,8 @@ class PoolTree:
         assert pool.parent is None or pool.parent in self._pools, "a parent outlives its children"
         assert before is None or before.parent == pool.parent, "a pool never moves"
         self._pools[pool.pool_id] = pool
+        if before is not None and before.name is not None and before.name != pool.name:
+            del self._names[before.name]
         if pool.parent is not None:
             self._children.setdefault(pool.parent, set()).add(pool.pool_id)
         self._next_id = max(self._next_id, pool.pool_id + 1)

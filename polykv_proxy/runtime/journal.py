@@ -106,9 +106,10 @@ class Journal:
         await self._write(write)
 
     async def save_terms(self, pools: Sequence[Pool]) -> None:
-        """Write down the times to live of pools that are there, all or none."""
-        rows = [(pool.ttl_s, pool.pool_id) for pool in pools]
-        await self._write(lambda db: db.executemany("UPDATE pools SET ttl_s = ? WHERE pool_id = ?", rows))
+        """Write down names, times to live and pins of pools that are there, in this order, all or none."""
+        rows = [(pool.name, pool.ttl_s, *_pin_row(pool), pool.pool_id) for pool in pools]
+        statement = "UPDATE pools SET name = ?, ttl_s = ?, pinned = ?, pin_owner = ?, pin_until_ts = ? WHERE pool_id = ?"
+        await self._write(lambda db: db.executemany(statement, rows))
 
     async def update_pool(self, pool: Pool, placement: Placement | None) -> None:
         """Write what may change of a pool that is written down; one that is not, or not any more, stays unwritten."""
@@ -241,10 +242,12 @@ def _row(pool: Pool, placement: Placement | None) -> tuple[object, ...]:
         placement.cells if placement else 0,
         str(placement.base) if placement and placement.base else None,
         placement.n_shared if placement else 0,
-        pool.pin is not None,
-        pool.pin.owner if pool.pin else None,
-        pool.pin.until_ts if pool.pin else None,
+        *_pin_row(pool),
     )
+
+
+def _pin_row(pool: Pool) -> tuple[object, ...]:
+    return pool.pin is not None, pool.pin.owner if pool.pin else None, pool.pin.until_ts if pool.pin else None
 
 
 def _pool(row: tuple[object, ...], prefixes: dict[int, Tokens]) -> tuple[Pool, Placement | None]:

@@ -56,6 +56,11 @@ class LifetimeService:
         before = self._hub.ledger.tree.get(pool_id)
         await self._written(before, self._core.renew(pool_id, ttl_s, self._hub.clock.wall()))
 
+    async def set_ttl(self, pool_id: int, ttl_s: float | None) -> None:
+        """Give the pool a time to live that counts from now, or none."""
+        before = self._hub.ledger.tree.get(pool_id)
+        await self._written(before, self._core.set_ttl(pool_id, ttl_s, self._hub.clock.wall()))
+
     async def _written(self, before: Pool | None, commands: list[Command]) -> None:
         try:
             await _whole(self._hub.run(commands))

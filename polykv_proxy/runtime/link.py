@@ -48,14 +48,26 @@ class EngineLink:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(SETTLE_S):
                 while not self._hub.linked and self._hub.absent is None:
-                    self._changed.clear()
-                    await self._changed.wait()
+                    await self._change()
 
     async def known(self) -> None:
         """Wait until it is known whether this engine has pools."""
         while self._hub.hello is None and self._hub.absent is None:
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
+
+    async def other_boot(self, boot_id: str) -> None:
+        """Wait until an engine of another boot than this is followed, or is known to have no pools."""
+        while self._hub.absent is None and not (self._hub.linked and self._hub.boot_id != boot_id):
+            await self._change()
+
+    async def present(self) -> None:
+        """Wait until an engine with pools is there, after one without."""
+        while self._hub.absent is not None:
+            await self._change()
+
+    async def _change(self) -> None:
+        self._changed.clear()
+        await self._changed.wait()
 
     async def run(self) -> None:
         """Connect, follow, and connect again, for ever."""

@@ -6,6 +6,7 @@ Law: values only.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from polykv_proxy.core.prefix import Tokens
 from polykv_proxy.engine import wire
@@ -41,6 +42,24 @@ class PoolSpec:
         if self.conversation is not None:
             return "messages"
         return "prompt" if self.prompt is not None else "tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A declared pin: `lease_s` seconds from the start of the proxy, without end when None."""
+
+    owner: str | None
+    lease_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """A pool as it is to be. `pin` False takes a pin away, None leaves it as it is."""
+
+    name: str
+    spec: PoolSpec
+    parent: str | None = None
+    pin: Lease | Literal[False] | None = None
 
 
 @dataclass(frozen=True, slots=True)

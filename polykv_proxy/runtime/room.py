@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+from collections.abc import Set
 
 from polykv_proxy.core.commands import FreeSeq
 from polykv_proxy.core.lifetime import Lifetime
@@ -20,10 +21,11 @@ log = logging.getLogger("polykv.room")
 
 
 class Room:
-    """Makes room in the engine for one hub."""
+    """Makes room in the engine for one hub. Pools in `spare` stay, though nobody uses them."""
 
     def __init__(self, hub: Hub) -> None:
         self._hub = hub
+        self.spare: Set[int] = frozenset()
         self._lifetime = Lifetime(hub.ledger)
 
     def can_bring(self, parent: Pool) -> bool:
@@ -34,7 +36,7 @@ class Room:
         line = (parent, *tree.ancestors(parent.pool_id))
         lacking = sum(1 for _ in itertools.takewhile(lambda pool: pool.residency in REBUILDABLE, line))
         used = sum(pool.seq is not None for pool in tree)
-        evictable = sum(1 for _ in leaving(self._lifetime.candidates(self._hub.clock.wall())))
+        evictable = sum(1 for _ in leaving(self._lifetime.candidates(self._hub.clock.wall(), self.spare)))
         return hello is not None and hello.max_pools - used + evictable > lacking
 
     async def for_cells(self, n_cells: int) -> None:
@@ -67,7 +69,7 @@ class Room:
 
     async def _evict(self, *, n_ids: int = 0, n_cells: int = 0) -> bool:
         """Evict by the core's choice; False when there was nothing, or the engine did not take it back."""
-        chosen, commands = self._lifetime.retire(self._hub.clock.wall(), n_ids=n_ids, n_cells=n_cells)
+        chosen, commands = self._lifetime.retire(self._hub.clock.wall(), n_ids=n_ids, n_cells=n_cells, spare=self.spare)
         taken = bool(chosen)
         for command in commands:
             try:

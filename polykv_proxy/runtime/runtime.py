@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,10 +21,12 @@ from polykv_proxy.errors import ApiError, EngineError, JournalError
 from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.answers import api_error
 from polykv_proxy.runtime.compaction import CompactionService
+from polykv_proxy.runtime.declared import DeclaredPools
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.journal import Journal
 from polykv_proxy.runtime.lifetimes import LifetimeService
 from polykv_proxy.runtime.link import EngineLink
+from polykv_proxy.runtime.orders import Declared
 from polykv_proxy.runtime.pools import PoolService
 from polykv_proxy.runtime.requests import RequestDesk
 from polykv_proxy.runtime.state_folder import StateFolder
@@ -54,25 +56,31 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """`state_dir` None keeps the journal in memory. `sweep_s` None leaves sweeping to the caller of `sweep`."""
+    """`state_dir` None keeps the journal in memory. `sweep_s` None leaves sweeping to the caller of `sweep`.
+
+    `declared` are pools that there are to be, each after its parent.
+    """
 
     state_dir: Path | None = None
     limits: LedgerLimits = field(default_factory=LedgerLimits)
     sweep_s: float | None = SWEEP_S
+    declared: Sequence[Declared] = ()
 
 
 class Runtime:
     """The running whole. Made by `Runtime.start`; `stop` ends it."""
 
-    def __init__(self, hub: Hub, pools: PoolService, folder: StateFolder | None) -> None:
+    def __init__(self, hub: Hub, pools: PoolService, folder: StateFolder | None, declared: Sequence[Declared] = ()) -> None:
         self.hub = hub
         self.pools = pools
         self.lifetimes = LifetimeService(hub, pools)
         self.compaction = CompactionService(hub, self.lifetimes)
         self.requests = RequestDesk(hub, pools)
         self.link = EngineLink(hub)
+        self.declared = DeclaredPools(hub, pools, self.lifetimes, self.link, declared)
         self.view = View(hub.ledger, hub.ledger.first_number)
         self._folder = folder
+        self._declaring: asyncio.Future[None] | None = None
         self._saved_access: dict[int, float] = {}
 
     @classmethod
@@ -96,17 +104,21 @@ class Runtime:
         def show(pool: Pool) -> Mapping[str, object]:
             return view.pool(pool, hub.hello)
 
-        runtime = cls(hub, PoolService(hub, show, found.replies), folder)
+        runtime = cls(hub, PoolService(hub, show, found.replies), folder, options.declared)
         hub.on_expire = runtime._expire
         runtime.pools.on_unwanted = runtime.lifetimes.release_unwanted
         hub.start()
         hub.spawn(runtime.link.run())
+        runtime._declaring = hub.spawn(runtime.declared.run())
         if options.sweep_s is not None:
             hub.spawn(runtime._sweep_often(options.sweep_s))
         return runtime
 
     async def stop(self) -> None:
         """Stop all work, keep what must survive, let go of the folder."""
+        if self._declaring is not None:
+            self._declaring.cancel()
+            await asyncio.wait([self._declaring])
         await self.pools.stop()
         await self.hub.stop()
         with contextlib.suppress(JournalError):

@@ -34,13 +34,14 @@ class EngineFacts:
 
 
 class StartupView:
-    """Shows progress until `ready` or `failed` is called."""
+    """Shows progress until `ready` or `failed` is called. `doing`, once set, says how far it is in place of the engine's state."""
 
     def __init__(
         self, status: Callable[[], EngineStatus], tail: Callable[[int], list[str]], console: Console | None = None
     ) -> None:
         self._status = status
         self._tail = tail
+        self.doing: Callable[[], str] | None = None
         self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
 
     async def progress(self) -> None:
@@ -83,6 +84,8 @@ class StartupView:
             self._console.print(f"    {line}", markup=False)
 
     def _line(self, seconds: float) -> str:
+        if self.doing is not None:
+            return f"{self.doing()}, {seconds:.0f} s"
         status = self._status()
         memory = f", {_rss(status.pid) >> 20} MiB in memory" if status.pid else ""
         last = self._tail(1)

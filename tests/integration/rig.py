@@ -9,7 +9,7 @@ import asyncio
 import functools
 import json
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +26,7 @@ from polykv_proxy.api.relay import Relay, RelayProtocol, UpstreamPool
 from polykv_proxy.core.ledger import LedgerLimits
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.ports import EngineAddress, Plan, Refusal, RelayRequest
+from polykv_proxy.runtime.orders import Declared
 from polykv_proxy.runtime.runtime import Runtime, RuntimeOptions
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_server import FakeEngineServer, QuietServer
@@ -130,20 +131,29 @@ async def rig(
     limits: LedgerLimits | None = None,
     keys: Keys | None = None,
     default_pool: str | None = None,
+    declared: Sequence[Declared] = (),
 ) -> AsyncIterator[Rig]:
     """A running rig. With `server` given, its engine is used and left running."""
     if server is None:
         async with (
             served(engine or FakeEngine(), folder) as made,
             rig(
-                folder, made.engine, made, clock=clock, state_dir=state_dir, limits=limits, keys=keys, default_pool=default_pool
+                folder,
+                made.engine,
+                made,
+                clock=clock,
+                state_dir=state_dir,
+                limits=limits,
+                keys=keys,
+                default_pool=default_pool,
+                declared=declared,
             ) as whole,
         ):
             yield whole
         return
     clock = clock or ManualClock()
     client = EngineClient(EngineAddress(uds=str(server.path)), server.engine.key, api_key=server.engine.api_key)
-    options = RuntimeOptions(state_dir=state_dir, limits=limits or LedgerLimits(), sweep_s=None)
+    options = RuntimeOptions(state_dir=state_dir, limits=limits or LedgerLimits(), sweep_s=None, declared=declared)
     runtime = await Runtime.start(client, options, clock)
     app = build_app(ApiContext(runtime, keys or Keys(), default_pool=default_pool))
     api = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://proxy", timeout=30)

@@ -47,6 +47,12 @@ def test_a_healthy_engine_has_only_good_findings() -> None:
         ({"state": "ready", "restarts": 3, "pools": HEALTH["pools"]}, Level.WARN, "restarted 3 times"),
         ({"pools": {"state": "off", "reason": "stock engine"}}, Level.BAD, "stock engine"),
         ({"pools": {"state": "unknown", "reason": "starting"}}, Level.WARN, "starting"),
+        ({**HEALTH, "declared": {"n_declared": 3, "n_failed": 2}}, Level.WARN, "2 of 3 declared pools"),
+        (
+            {**HEALTH, "declared": {"n_failed": 1, "pools": [{"name": "a", "outcome": "failed", "reason": "too long"}]}},
+            Level.WARN,
+            "declared pool a could not be made: too long",
+        ),
         (changed(max_pools=0), Level.BAD, "without pool ids"),
         (changed(prefix_sharing="none", prefix_sharing_why="encoder"), Level.BAD, "encoder"),
         (changed(prefix_sharing="checkpoint"), Level.WARN, "exact length"),
