@@ -143,10 +143,14 @@ class EngineClient:
         return _parse(wire.Made, (await self._call("POST", f"{self._root}/seqs/restore", json=body, timeout=timeout)).content)
 
     @asynccontextmanager
-    async def event_stream(self, last_event_id: str | None) -> AsyncIterator[AsyncIterator[httpx_sse.ServerSentEvent]]:
-        """The engine's raw event stream, resumed after `last_event_id`."""
+    async def event_stream(
+        self, last_event_id: str | None, *, interval_ms: int | None = None
+    ) -> AsyncIterator[AsyncIterator[httpx_sse.ServerSentEvent]]:
+        """The engine's raw event stream, resumed after `last_event_id`. `interval_ms`: of counters, 0 for none."""
         headers = {"last-event-id": last_event_id} if last_event_id else {}
-        async with self._events("GET", f"{self._root}/events", headers=headers, timeout=httpx.Timeout(30.0, connect=5.0)) as source:
+        params = {} if interval_ms is None else {"interval_ms": interval_ms}
+        timeout = httpx.Timeout(30.0, connect=5.0)
+        async with self._events("GET", f"{self._root}/events", headers=headers, params=params, timeout=timeout) as source:
             yield _iterate(source)
 
     async def _get_json(self, verb: str, model: type[Parsed]) -> Parsed:

@@ -31,7 +31,7 @@ class Resync:
     boot_id: str
 
 
-StreamEvent: TypeAlias = Greeting | Resync | SlotEvent
+StreamEvent: TypeAlias = Greeting | Resync | SlotEvent | wire.Counters
 _SLOT_EVENTS = frozenset(kind.value for kind in SlotEventKind)
 
 
@@ -63,6 +63,8 @@ def _parse(kind: str, data: str) -> StreamEvent | None:
             return Greeting(wire.BootNotice.model_validate_json(data).boot_id)
         if kind == "resync":
             return Resync(wire.BootNotice.model_validate_json(data).boot_id)
+        if kind == "counters":
+            return wire.Counters.model_validate_json(data)
         if kind in _SLOT_EVENTS:
             return wire.SlotEventWire.model_validate_json(data).value()
     except (pydantic.ValidationError, ValueError) as error:

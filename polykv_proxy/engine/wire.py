@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
-from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind
+from polykv_proxy.core import events
+from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind, SlotReading
 from polykv_proxy.core.pools import SeqRef
 
 PROTOCOL_MAJOR = 1
@@ -102,6 +103,10 @@ class SlotTotals(_Wire):
     n_launched: int = 0
     t_last_token_us: int = 0
 
+    def value(self) -> events.SlotTotals:
+        """As the core takes it."""
+        return events.SlotTotals(self.n_decoded, self.n_prompt, self.n_cached)
+
 
 class SlotState(_Wire):
     """One slot in `state`."""
@@ -111,11 +116,19 @@ class SlotState(_Wire):
     req: int = 0
     task: int = -1
     session: int = 0
+    fill: bool = False
     seq: str | None = None
     n_shared: int = 0
     n_tokens: int = 0
     n_ctx: int = 0
+    n_decoded: int = 0
+    us_decode: int = 0
     totals: SlotTotals = SlotTotals()
+
+    def reading(self) -> SlotReading:
+        """As the core takes it."""
+        task = -1 if self.state == "idle" else self.task
+        return SlotReading(self.slot, task, self.req, self.session, self.fill, self.n_decoded, self.us_decode, self.totals.value())
 
 
 class Cells(_Wire):
@@ -151,6 +164,21 @@ class State(_Wire):
             reqs=frozenset(slot.req for slot in self.slots if slot.req and slot.state != "idle"),
             sessions=frozenset(slot.session for slot in self.slots if slot.session),
         )
+
+
+class Counters(_Wire):
+    """Data of one `counters` event: the slots that changed."""
+
+    boot_id: str
+    update: int = 0
+    phase: str = "ready"
+    t_us: int = 0
+    slots: list[SlotState] = []
+    cells: Cells = Cells()
+
+    def value(self) -> events.Counters:
+        """As the core takes it."""
+        return events.Counters(self.boot_id, self.t_us, tuple(slot.reading() for slot in self.slots))
 
 
 class Progress(_Wire):
@@ -194,12 +222,16 @@ class SlotEventWire(_Wire):
     task: int = -1
     slot: int = -1
     session: int = 0
+    fill: bool = False
     seq: str | None = None
     n_prompt: int = 0
     n_cached: int = 0
     n_shared: int = 0
     miss: str | None = None
     n_decoded: int = 0
+    us_queued: int = 0
+    us_prompt: int = 0
+    us_decode: int = 0
     reason: str | None = None
 
     def value(self) -> SlotEvent:
@@ -210,6 +242,9 @@ class SlotEventWire(_Wire):
             index=self.index,
             session=self.session,
             seq=SeqRef.parse(self.seq) if self.seq else None,
+            task=self.task,
+            slot=self.slot,
+            fill=self.fill,
             n_prompt=self.n_prompt,
             n_cached=self.n_cached,
             n_shared=self.n_shared,
@@ -217,6 +252,9 @@ class SlotEventWire(_Wire):
             miss=self.miss,
             reason=self.reason,
             t_us=self.t_us,
+            us_queued=self.us_queued,
+            us_prompt=self.us_prompt,
+            us_decode=self.us_decode,
         )
 
 

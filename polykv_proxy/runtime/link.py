@@ -12,7 +12,7 @@ import logging
 
 from polykv_proxy.core.boots import Boots
 from polykv_proxy.core.events import SlotEvent
-from polykv_proxy.engine.events import EngineEvents
+from polykv_proxy.engine.events import EngineEvents, Greeting, Resync
 from polykv_proxy.errors import EngineAbilityError, EngineError, EngineUnavailableError
 from polykv_proxy.runtime.hub import Hub
 
@@ -90,7 +90,7 @@ class EngineLink:
             async for event in self._events.listen():
                 if isinstance(event, SlotEvent):
                     self._hub.post(self._hub.ledger.engine_event(event, self._hub.clock.wall()))
-                else:
+                elif isinstance(event, Greeting | Resync):
                     await self._reconcile()
         except EngineUnavailableError as error:
             raise EngineError(f"the event stream broke: {error}") from error

@@ -419,6 +419,77 @@ static void test_boots() {
     check(marks[0].size() == N_BOOTS, "every boot has an id of its own");
 }
 
+//
+// counters
+//
+
+static int64_t check_counters(const json & counters, int64_t last_update) {
+    const auto update = counters.at("update").get<int64_t>();
+    check(update > last_update, "counters are told once, and in order");
+    const auto used = counters.at("cells").at("used").get<int64_t>();
+    for (const auto & slot : counters.at("slots")) {
+        check(slot.at("n_tokens").get<int64_t>() == used, "counters are of one moment");
+    }
+    return update;
+}
+
+static void test_counters() {
+    static constexpr int64_t N_MARKS = 2000;
+
+    polykv_hub hub;
+    boot(hub, 0);
+
+    const auto work = [&] {
+        for (int64_t mark = 1; mark <= N_MARKS; ++mark) {
+            hub.publish(make_state((uint32_t) mark));
+        }
+    };
+    const auto read = [&] {
+        polykv_counters_seen seen;
+        int64_t last = -1; // 0: nothing was published yet
+        json    counters;
+        while (last < N_MARKS) {
+            if (!hub.read_counters(seen, counters)) {
+                std::this_thread::yield();
+                continue;
+            }
+            last = check_counters(counters, last);
+            check(last == 0 || counters.at("slots").size() == FIRST_SEQ, "a slot that changed is told");
+        }
+        check(!hub.read_counters(seen, counters), "what was told is not news");
+    };
+    run({ work, read, read });
+
+    // one slot of four moves; then only a cell; then all in a new boot
+    polykv_counters_seen seen;
+    json counters;
+    check(hub.read_counters(seen, counters) && counters.at("slots").size() == FIRST_SEQ, "a new reader is told of all slots");
+    auto next = make_state((uint32_t) N_MARKS);
+    next.slots[2].totals.n_decoded = 7;
+    hub.publish(polykv_state(next));
+    check(hub.read_counters(seen, counters) && counters.at("slots").size() == 1 && counters.at("slots")[0].at("slot").get<int>() == 2, "who did not change is left out");
+    next.n_cells_used++;
+    hub.publish(polykv_state(next));
+    check(hub.read_counters(seen, counters) && counters.at("slots").empty(), "cells are news too");
+    hub.set_phase(POLYKV_PHASE_SLEEPING);
+    check(hub.read_counters(seen, counters) && counters.at("phase").get<std::string>() == "sleeping" && counters.at("slots").empty(), "sleep is news");
+    boot(hub, 1);
+    hub.publish(std::move(next));
+    check(hub.read_counters(seen, counters) && counters.at("slots").size() == FIRST_SEQ && counters.at("boot_id").get<std::string>() == hub.boot_id(), "a boot is told whole");
+}
+
+static void test_clock() {
+    const auto look = [] {
+        int64_t last = 0;
+        for (int i = 0; i < 10000; ++i) {
+            const int64_t now = polykv_now_us();
+            check(now >= last, "time never steps back");
+            last = now;
+        }
+    };
+    run({ look, look });
+}
+
 static void test_stop() {
     for (int round = 0; round < 50; ++round) {
         polykv_hub hub;
@@ -441,7 +512,8 @@ static void test_stop() {
 int main() {
     const std::pair<const char *, void (*)()> tests[] = {
         { "events", test_events }, { "sequences", test_sequences }, { "double release", test_double_release },
-        { "pending", test_pending }, { "sessions", test_sessions }, { "boots", test_boots }, { "stop", test_stop },
+        { "pending", test_pending }, { "sessions", test_sessions }, { "boots", test_boots },
+        { "counters", test_counters }, { "clock", test_clock }, { "stop", test_stop },
     };
     for (const auto & [name, test] : tests) {
         test();

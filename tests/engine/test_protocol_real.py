@@ -382,3 +382,46 @@ def test_api_key_guards_the_verbs_too(engine_path: Path) -> None:
         reply = engine.http.get("/_polykv/v1/hello", headers={"Authorization": "Bearer secret"})
         assert isinstance(reply, httpx.Response)
         assert reply.status_code == 200
+
+
+class TestCounts:
+    """Every token is counted once, in the slot that computed it."""
+
+    @staticmethod
+    def totals(engine: Engine) -> dict[str, int]:
+        slots = engine.state()["slots"]
+        return {name: sum(slot["totals"][name] for slot in slots) for name in ("n_decoded", "n_prompt", "n_cached", "n_launched")}
+
+    def grown(self, engine: Engine, before: dict[str, int]) -> dict[str, int]:
+        """Once all slots are idle: a reply can come before the state that shows it."""
+        while any(slot["state"] != "idle" for slot in engine.state()["slots"]):
+            pass
+        return {name: now - before[name] for name, now in self.totals(engine).items()}
+
+    def test_variants_of_one_prompt_compute_it_once(self, engine: Engine) -> None:
+        """Three variants: one prompt, three answers."""
+        before = self.totals(engine)
+        prompt = [700 + i for i in range(50)]
+        reply = engine.http.post("/completion", json=request_body(prompt, 4, n_cmpl=3, ignore_eos=True, cache_prompt=False))
+        assert len(reply.raise_for_status().json()) == 3
+        assert self.grown(engine, before) == {"n_decoded": 12, "n_prompt": 50, "n_cached": 0, "n_launched": 3}
+
+    def test_a_materialisation_is_told_from_an_answer(self, engine: Engine) -> None:
+        """Its events say `fill`, and how long it took; it decodes nothing."""
+        before = self.totals(engine)
+        with engine.lines("GET", "/_polykv/v1/events") as lines:
+            assert next(lines) == "event: hello"
+            seq = engine.materialise([800 + i for i in range(64)], req=4711)
+            told = []
+            for line in lines:
+                if line.startswith("data: ") and '"req":4711' in line and '"type"' in line:
+                    told.append(json.loads(line.removeprefix("data: ")))
+                    if told[-1]["type"] == "released":
+                        break
+        assert [(one["type"], one["fill"], one["us_prompt"] > 0) for one in told] == [
+            ("launched", True, False),
+            ("finished", True, True),
+            ("released", True, True),
+        ]
+        assert self.grown(engine, before) == {"n_decoded": 0, "n_prompt": 64, "n_cached": 0, "n_launched": 1}
+        engine.free(seq)

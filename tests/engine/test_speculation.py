@@ -40,11 +40,18 @@ def replay(engine: Engine) -> list[list[int]]:
     return produced
 
 
+def n_counted(engine: Engine) -> int:
+    return sum(slot["totals"]["n_decoded"] for slot in engine.state()["slots"])
+
+
 def run(engine_path: Path, *speculation: str | int | Path) -> tuple[list[list[int]], str]:
+    """What was generated, and the engine's log. Its counters have exactly the accepted tokens."""
     args: Sequence[str | int | Path] = ["-c", 2048, "-np", N_SESSIONS, "-t", 1, "-kvu", "--cache-ram", 0, *speculation]
     with Engine(engine_path, tiny_model("full-f32"), args) as engine:
         assert engine.hello()["speculative"] is bool(speculation)
-        return replay(engine), engine.log()
+        ids = replay(engine)
+        assert n_counted(engine) == sum(map(len, ids))
+        return ids, engine.log()
 
 
 @pytest.fixture(scope="module")

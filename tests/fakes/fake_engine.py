@@ -7,12 +7,13 @@ only at `await self.gate()`, which tests may hold. One object may live through s
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator
 
-from tests.fakes.fake_records import Ask, EngineFaultError, Facts, Seq, Slot
+from tests.fakes.fake_records import Ask, EngineFaultError, Facts, Seq, Slot, news
 from tests.fakes.toy_tokens import N_VOCAB, ToyTokenizer
 
 
@@ -37,6 +38,7 @@ class FakeEngine:
         self.faults: dict[str, deque[EngineFaultError]] = {}
         self.computed = 0
         self.n_seqs_made = self.n_seqs_restored = 0
+        self.counters_s = 0.02
         self.boot()
 
     # -- boot, time, facts ------------------------------------------------------------------------------------------------
@@ -115,28 +117,17 @@ class FakeEngine:
 
     def state(self) -> dict:
         seqs = [{"seq": s.ref, "n_tokens": len(s.tokens), "cells": len(s.cells)} for s in self.seqs.values()]
-        slots = [
-            {
-                "slot": s.slot,
-                "state": s.state,
-                "req": s.req,
-                "task": s.task,
-                "session": s.session,
-                "seq": s.seq,
-                "n_shared": s.n_shared,
-                "n_tokens": len(s.tokens),
-                "n_ctx": self.n_ctx,
-                "totals": s.totals,
-            }
-            for s in self.slots
-        ]
+        return {**self._now(), "seqs": seqs, "slots": self._rows()}
+
+    def _rows(self) -> list[dict]:
+        return [slot.row(self.n_ctx) for slot in self.slots]
+
+    def _now(self) -> dict:
         return {
             "boot_id": self.boot_id,
             "update": self.update,
             "phase": "ready",
             "t_us": self.t_us,
-            "seqs": seqs,
-            "slots": slots,
             "cells": {"used": self.used_cells(), "total": self.n_ctx},
         }
 
@@ -148,15 +139,19 @@ class FakeEngine:
             "t_us": self.t_us,
             "req": ask.req,
             "index": ask.index,
-            "task": 0,
+            "task": ask.task,
             "slot": slot,
             "session": ask.session,
+            "fill": False,
             "seq": ask.seq,
             "n_prompt": len(ask.tokens),
             "n_cached": facts.n_cached if facts else 0,
             "n_shared": facts.n_shared if facts else 0,
             "miss": facts.miss if facts else None,
             "n_decoded": 0,
+            "us_queued": ask.us_queued,
+            "us_prompt": ask.us_prompt,
+            "us_decode": 0,
             "reason": None,
             **more,
         }
@@ -164,8 +159,10 @@ class FakeEngine:
         async with self.event_made:
             self.event_made.notify_all()
 
-    async def listen(self, last_id: str | None) -> AsyncIterator[tuple[str, str, dict]]:
-        """The event stream as (id, event, data)."""
+    async def listen(self, last_id: str | None, interval_s: float | None = None) -> AsyncIterator[tuple[str, str, dict]]:
+        """The event stream as (id, event, data); counters have no id. `interval_s` 0: without counters."""
+        every_s = self.counters_s if interval_s is None else interval_s
+        seen: dict = {"boot_id": None}
         boot = self.boot_id
         last = self.ring[-1][0] if self.ring else 0
         yield f"{boot}-{last}", "hello", {"boot_id": boot}
@@ -183,9 +180,12 @@ class FakeEngine:
             for number, kind, data in [entry for entry in self.ring if entry[0] > last]:
                 last = number
                 yield f"{boot}-{number}", kind, data
+            if every_s and self.boot_id == boot and (data := news(self._now(), self._rows(), seen)) is not None:
+                yield "", "counters", data
             async with self.event_made:
                 if self.boot_id == boot and not self.listeners_stop and not (self.ring and self.ring[-1][0] > last):
-                    await self.event_made.wait()
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(self.event_made.wait(), every_s or None)
 
     async def rouse(self) -> None:
         """Make listeners look again."""
@@ -359,12 +359,13 @@ class FakeEngine:
         """One task: its facts, then its tokens, then the reason of its end. Closing it cancels."""
         slot: Slot | None = None
         facts: Facts | None = None
-        reason, n_decoded = "cancelled", 0
+        reason, posted_us = "cancelled", self.t_us
         try:
             async with self.slot_free:
                 while (slot := self._choose(ask)) is None:
                     await self.slot_free.wait()
             slot.state, slot.req, slot.session, slot.task = "prefill", ask.req, ask.session, next(self._tasks)
+            ask.task, ask.us_queued, launched_us = slot.task, self.t_us - posted_us, self.t_us
             slot.cancel = asyncio.Event()
             slot.totals["n_launched"] += 1
             facts = self._start(slot, ask)
@@ -376,11 +377,11 @@ class FakeEngine:
                 slot.state = "generating"
                 slot.tokens.append(token)
                 slot.cells += self.take_cells(1)
-                n_decoded += 1
-                slot.totals["n_decoded"] += 1
+                slot.decoded(self.t_us)
                 self.publish()
                 if number == 0:
-                    await self.emit("first_token", ask, slot.slot, facts, n_decoded=1)
+                    ask.us_prompt = max(1, self.t_us - launched_us)
+                    await self.emit("first_token", ask, slot.slot, facts, n_decoded=1, us_decode=slot.us_decode)
                 yield token
                 await self.gate()
                 if slot.cancel.is_set():
@@ -394,8 +395,9 @@ class FakeEngine:
             else:
                 if not slot.cancel.is_set():
                     slot.used_at = self.publish()
-                slot.state, slot.req = "idle", 0
-                await self.emit("finished", ask, slot.slot, facts, n_decoded=n_decoded, reason=reason)
-                await self.emit("released", ask, slot.slot, facts, n_decoded=n_decoded, reason=reason)
+                made = {"n_decoded": slot.n_decoded, "us_decode": slot.us_decode, "reason": reason}
+                slot.rest()
+                await self.emit("finished", ask, slot.slot, facts, **made)
+                await self.emit("released", ask, slot.slot, facts, **made)
             async with self.slot_free:
                 self.slot_free.notify_all()

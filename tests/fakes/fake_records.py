@@ -43,12 +43,51 @@ class Slot:
     tokens: list[int] = field(default_factory=list)
     cells: list[int] = field(default_factory=list)
     used_at: int = 0
+    n_decoded: int = 0
+    first_us: int = 0
+    last_us: int = 0
     cancel: asyncio.Event = field(default_factory=asyncio.Event)
     totals: dict[str, int] = field(
         default_factory=lambda: dict.fromkeys(
             ["n_decoded", "us_decode", "n_prompt", "n_cached", "n_launched", "t_last_token_us"], 0
         )
     )
+
+    @property
+    def us_decode(self) -> int:
+        """From the first token of the task to its last; 1 at least, as the real engine has it."""
+        return max(1, self.last_us - self.first_us) if self.n_decoded else 0
+
+    def decoded(self, now_us: int) -> None:
+        """One token more."""
+        before = self.us_decode
+        self.first_us = self.first_us if self.n_decoded else now_us
+        self.n_decoded, self.last_us = self.n_decoded + 1, now_us
+        self.totals["n_decoded"] += 1
+        self.totals["us_decode"] += self.us_decode - before
+        self.totals["t_last_token_us"] = now_us
+
+    def row(self, n_ctx: int) -> dict[str, object]:
+        """As `state` and `counters` show it."""
+        return {
+            "slot": self.slot,
+            "state": self.state,
+            "req": self.req,
+            "task": self.task,
+            "session": self.session,
+            "fill": False,
+            "seq": self.seq,
+            "n_shared": self.n_shared,
+            "n_tokens": len(self.tokens),
+            "n_ctx": n_ctx,
+            "n_decoded": self.n_decoded,
+            "us_decode": self.us_decode,
+            "totals": dict(self.totals),
+        }
+
+    def rest(self) -> None:
+        """Its task is over."""
+        self.state, self.req, self.task, self.n_decoded = "idle", 0, -1, 0
 
     def clear(self) -> None:
         self.session, self.seq, self.n_shared, self.tokens, self.cells = 0, None, 0, [], []
@@ -66,6 +105,9 @@ class Ask:
     seq: str | None = None
     max_shared: int = 0
     cache_prompt: bool = True
+    task: int = 0
+    us_queued: int = 0
+    us_prompt: int = 0
 
 
 @dataclass
@@ -77,6 +119,15 @@ class Facts:
     n_cached: int
     n_shared: int
     miss: str | None
+
+
+def news(now: dict, rows: list[dict], seen: dict) -> dict | None:
+    """The slots that differ from what was `seen`, which is brought up to date; None when nothing is new."""
+    slots = [row for row in rows if seen.get(row["slot"]) != row or seen["boot_id"] != now["boot_id"]]
+    if not slots and seen["cells"] == now["cells"]:
+        return None
+    seen.update({row["slot"]: row for row in slots} | {"boot_id": now["boot_id"], "cells": now["cells"]})
+    return {**now, "slots": slots}
 
 
 def opencoti(facts: Facts, echo: str | None, *, named: bool) -> dict:

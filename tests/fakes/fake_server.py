@@ -123,8 +123,11 @@ class FakeEngineServer:
 
     async def _events(self, request: Request) -> Response:
         async def lines() -> AsyncIterator[str]:
-            async for event_id, kind, data in self.engine.listen(request.headers.get("last-event-id")):
-                yield f"id: {event_id}\nevent: {kind}\ndata: {json.dumps(data)}\n\n"
+            interval = request.query_params.get("interval_ms")
+            last_id = request.headers.get("last-event-id")
+            async for event_id, kind, data in self.engine.listen(last_id, None if interval is None else int(interval) / 1000):
+                named = f"id: {event_id}\n" if event_id else ""
+                yield f"{named}event: {kind}\ndata: {json.dumps(data)}\n\n"
 
         return StreamingResponse(lines(), media_type="text/event-stream")
 

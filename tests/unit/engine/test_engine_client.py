@@ -92,7 +92,7 @@ async def test_an_answer_that_is_no_stream_is_an_error(client: EngineClient) -> 
 @respx.mock
 async def test_events_are_resumed_after_the_last_one_and_unknown_ones_skipped(client: EngineClient) -> None:
     """The id of the last event goes back as Last-Event-ID, also when that event was of a kind we do not know."""
-    lines = 'id: 1\nevent: hello\ndata: {"boot_id":"b"}\n\nid: 2\nevent: counters\ndata: {}\n\n'
+    lines = 'id: 1\nevent: hello\ndata: {"boot_id":"b"}\n\nid: 2\nevent: something_else\ndata: {}\n\n'
     route = respx.get(f"{ROOT}/events").respond(text=lines, headers=SSE)
     events = EngineEvents(client)
     assert len([event async for event in events.listen()]) == 1

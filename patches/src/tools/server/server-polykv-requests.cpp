@@ -55,11 +55,13 @@ bool polykv_authorized(const server_http_req & req) {
 }
 
 void polykv_bind(const server_http_req & req, server_task & task, size_t index) {
+    auto & params = task.params.polykv;
+
+    params.t_post = ggml_time_us();
+
     if (!polykv_authorized(req)) {
         return;
     }
-
-    auto & params = task.params.polykv;
 
     params.req     = get_header_u64(req, "x-polykv-req");
     params.named   = params.req != 0;

@@ -9,6 +9,8 @@
 #include "server-polykv-task.h"
 #include "server-queue.h"
 
+#include <algorithm>
+
 //
 // answers
 //
@@ -56,14 +58,33 @@ static server_http_res_ptr handle_tokens(const server_http_req & req) {
     return res;
 }
 
+// how often counters are sent at most; 0: never
+static int64_t get_interval_ms(const server_http_req & req) {
+    const std::string text = req.get_param("interval_ms");
+    if (text.empty() || text.size() > 6 || text.find_first_not_of("0123456789") != std::string::npos) {
+        return 100;
+    }
+    const int64_t val = std::stoll(text);
+    return val == 0 ? 0 : std::clamp<int64_t>(val, 10, 60000);
+}
+
 static server_http_res_ptr handle_events(const server_http_req & req) {
     auto & hub = polykv_get_hub();
 
     auto res = std::make_unique<server_http_res>();
     res->content_type = "text/event-stream";
 
-    struct reader_t { uint64_t last; bool greeted = false; int64_t t_sent = ggml_time_ms(); };
+    struct reader_t {
+        uint64_t last;
+        bool     greeted = false;
+        int64_t  t_sent  = ggml_time_ms();
+
+        int64_t              interval_ms;
+        int64_t              t_counters = 0; // when to look at the counters again
+        polykv_counters_seen seen;
+    };
     auto reader = std::make_shared<reader_t>();
+    reader->interval_ms = get_interval_ms(req);
 
     bool resync = false;
     const std::string last_id = polykv_get_header(req, "last-event-id");
@@ -98,13 +119,23 @@ static server_http_res_ptr handle_events(const server_http_req & req) {
             return false;
         }
 
+        const int64_t t_wait = reader->interval_ms > 0 ? reader->t_counters - ggml_time_ms() : 1000;
+
         bool gap = false;
-        const auto events = hub.wait_events(reader->last, 1000, gap);
+        const auto events = hub.wait_events(reader->last, (int) std::clamp<int64_t>(t_wait, 0, 1000), gap);
         if (gap) {
             add(hub.resync_event());
         }
         for (const auto & event : events) {
             add(event);
+        }
+        if (reader->interval_ms > 0 && ggml_time_ms() >= reader->t_counters) {
+            reader->t_counters = ggml_time_ms() + reader->interval_ms;
+
+            json counters;
+            if (hub.read_counters(reader->seen, counters)) {
+                output += format_event("counters", counters);
+            }
         }
         if (output.empty() && ggml_time_ms() - reader->t_sent > 5000) {
             output = ":\n\n";
@@ -346,6 +377,7 @@ static server_http_res_ptr handle_post_seqs(server_context & ctx_server, const s
         task.params.return_progress = true;
         task.params.cache_prompt    = false; // from its parent or from nothing: never from what a slot happens to hold
 
+        task.params.polykv.t_post       = ggml_time_us();
         task.params.polykv.named        = true;
         task.params.polykv.req          = body.req;
         task.params.polykv.prefill_only = true;

@@ -13,10 +13,6 @@ static int polykv_n_common(const llama_tokens & a, const server_tokens & b) {
     return (int) i;
 }
 
-static int64_t polykv_now_us() {
-    return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 // a moment of the engine's clock. their distance is taken once: two readings of the same moment must not differ
 static int64_t polykv_unix_us(int64_t t_us) {
     static const int64_t distance = polykv_now_us() - ggml_time_us();

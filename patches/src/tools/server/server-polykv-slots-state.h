@@ -41,12 +41,25 @@ polykv_slot_totals server_context_impl::polykv_get_totals(const server_slot & sl
     auto res = polykv_slots[slot.id].totals;
     res.n_decoded += slot.stats.n_gen;
     res.us_decode += slot.stats.t_gen_us();
-    res.n_prompt  += slot.stats.n_prompt_processed;
-    res.n_cached  += slot.stats.n_prompt_cached;
+    if (!slot.task || !slot.task->is_child()) { // a child's are those of its parent
+        res.n_prompt += slot.stats.n_prompt_processed;
+        res.n_cached += slot.stats.n_prompt_cached;
+    }
     if (slot.stats.t_gen_last > 0) {
         res.t_last_token_us = polykv_unix_us(slot.stats.t_gen_last);
     }
     return res;
+}
+
+// generates nothing: a materialisation, an embedding
+static bool polykv_is_fill(const server_slot & slot) {
+    return slot.task->params.polykv.prefill_only || !slot.task->need_sampling();
+}
+
+// from launch to the first token, or to the end of a materialisation; 0 before that
+int64_t server_context_impl::polykv_us_prompt(const server_slot & slot) const {
+    const auto & info = polykv_slots[slot.id];
+    return slot.stats.n_gen > 0 || info.filled ? std::max<int64_t>(1, slot.stats.t_prompt_last - info.t_launch) : 0;
 }
 
 uint64_t server_context_impl::polykv_publish() {
@@ -68,10 +81,15 @@ uint64_t server_context_impl::polykv_publish() {
         dst.req      = slot.task ? slot.task->params.polykv.req : 0;
         dst.session  = polykv_slots[slot.id].session;
         dst.task     = slot.task ? slot.task->id : -1;
+        dst.fill     = slot.task && polykv_is_fill(slot);
         dst.seq      = slot.prompt.share.seq;
         dst.n_shared = slot.prompt.share.n;
         dst.n_tokens = slot.prompt.n_tokens();
         dst.n_ctx    = slot.n_ctx;
+
+        dst.n_decoded = slot.stats.n_gen;
+        dst.us_decode = slot.stats.t_gen_us();
+
         dst.totals   = polykv_get_totals(slot);
     }
     return polykv_get_hub().publish(std::move(res));
@@ -80,7 +98,8 @@ uint64_t server_context_impl::polykv_publish() {
 void server_context_impl::polykv_emit(const char * type, const server_slot & slot, const char * reason) const {
     const auto & params = slot.task->params.polykv;
     const auto & share  = slot.prompt.share;
-    const auto & facts  = polykv_slots[slot.id].facts;
+    const auto & info   = polykv_slots[slot.id];
+    const auto & facts  = info.facts;
     polykv_get_hub().emit(type, {
         {"type",      type},
         {"t_us",      polykv_now_us()},
@@ -89,12 +108,16 @@ void server_context_impl::polykv_emit(const char * type, const server_slot & slo
         {"task",      slot.task->id},
         {"slot",      slot.id},
         {"session",   params.session},
+        {"fill",      polykv_is_fill(slot)},
         {"seq",       share.n > 0 && !share.seq.empty() ? json(share.seq.str()) : json(nullptr)},
         {"n_prompt",  slot.task->n_tokens()},
         {"n_cached",  slot.stats.n_prompt_cached},
         {"n_shared",  facts ? facts->n_shared : 0},
         {"miss",      facts && facts->miss ? json(facts->miss) : json(nullptr)},
         {"n_decoded", slot.stats.n_gen},
+        {"us_queued", params.t_post > 0 ? info.t_launch - params.t_post : 0},
+        {"us_prompt", polykv_us_prompt(slot)},
+        {"us_decode", slot.stats.t_gen_us()},
         {"reason",    reason ? json(reason) : json(nullptr)},
     });
 }
@@ -111,6 +134,7 @@ void server_context_impl::polykv_on_launch(server_slot & slot) {
     }
     info.lora        = slot.lora;
     info.session     = slot.task->is_child() ? 0 : slot.task->params.polykv.session; // a child leaves no cells behind
+    info.t_launch    = ggml_time_us();
     info.first_token = info.failed = info.filled = info.window_ok = false;
     info.facts.reset();
     info.checkpoints.clear();

@@ -6,14 +6,17 @@
 #include <chrono>
 #include <cstdio>
 #include <random>
+#include <tuple>
 
 using json = common_json;
 
 static constexpr size_t POLYKV_N_EVENTS_MAX = 4096;
 static constexpr size_t POLYKV_N_ENDED_MAX  = 65536;
 
-static int64_t realtime_us() {
-    return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::system_clock::now().time_since_epoch()).count();
+int64_t polykv_now_us() {
+    using namespace std::chrono;
+    static const auto distance = system_clock::now().time_since_epoch() - steady_clock::now().time_since_epoch();
+    return duration_cast<microseconds>(steady_clock::now().time_since_epoch() + distance).count();
 }
 
 polykv_hub & polykv_get_hub() {
@@ -128,7 +131,7 @@ void polykv_hub::pending_drop(int id_task) {
     }
     const json data = {
         {"type",    "dropped"},
-        {"t_us",    realtime_us()},
+        {"t_us",    polykv_now_us()},
         {"req",     it->second.req},
         {"index",   it->second.index},
         {"task",    id_task},
@@ -199,7 +202,7 @@ uint64_t polykv_hub::publish(polykv_state && next) {
     std::lock_guard<std::mutex> lock(mutex);
     state        = std::move(next);
     state.update = ++n_updates;
-    state.t_us   = realtime_us();
+    state.t_us   = polykv_now_us();
     return state.update;
 }
 
@@ -225,7 +228,7 @@ static const char * phase_name(polykv_phase phase) {
 json polykv_hub::hello_json() const {
     std::lock_guard<std::mutex> lock(mutex);
     json res = {
-        {"protocol", {{"major", 1}, {"minor", 0}}},
+        {"protocol", {{"major", 1}, {"minor", 1}}},
         {"boot_id",  id_boot},
         {"phase",    phase_name(phase)},
     };
@@ -233,6 +236,72 @@ json polykv_hub::hello_json() const {
         res[key] = val;
     }
     return res;
+}
+
+static json slot_json(const polykv_slot_state & slot) {
+    return json {
+        {"slot",      slot.slot},
+        {"state",     slot.state},
+        {"req",       slot.req},
+        {"task",      slot.task},
+        {"session",   slot.session},
+        {"fill",      slot.fill},
+        {"seq",       slot.n_shared > 0 && !slot.seq.empty() ? json(slot.seq.str()) : json(nullptr)},
+        {"n_shared",  slot.n_shared},
+        {"n_tokens",  slot.n_tokens},
+        {"n_ctx",     slot.n_ctx},
+        {"n_decoded", slot.n_decoded},
+        {"us_decode", slot.us_decode},
+        {"totals", {
+            {"n_decoded",       slot.totals.n_decoded},
+            {"us_decode",       slot.totals.us_decode},
+            {"n_prompt",        slot.totals.n_prompt},
+            {"n_cached",        slot.totals.n_cached},
+            {"n_launched",      slot.totals.n_launched},
+            {"t_last_token_us", slot.totals.t_last_token_us},
+        }},
+    };
+}
+
+// names of states are literals of one place: the same name is the same pointer
+static auto fields(const polykv_slot_state & slot) {
+    const auto & t = slot.totals;
+    return std::tie(slot.state, slot.req, slot.session, slot.task, slot.fill, slot.seq.seq, slot.seq.gen, slot.n_shared, slot.n_tokens, slot.n_ctx,
+        slot.n_decoded, slot.us_decode, t.n_decoded, t.us_decode, t.n_prompt, t.n_cached, t.n_launched, t.t_last_token_us);
+}
+
+bool polykv_hub::read_counters(polykv_counters_seen & seen, json & out) const {
+    // no JSON under the lock: the main thread waits for it once per batch
+    polykv_state         now;
+    polykv_counters_seen was = std::move(seen);
+    {
+        std::lock_guard<std::mutex> lock(mutex);
+        now          = state;
+        seen.id_boot = id_boot;
+        seen.phase   = phase;
+    }
+    const bool is_new = seen.id_boot != was.id_boot || now.slots.size() != was.slots.size();
+
+    json arr = json::array();
+    for (size_t i = 0; i < now.slots.size(); ++i) {
+        if (is_new || fields(now.slots[i]) != fields(was.slots[i])) {
+            arr.push_back(slot_json(now.slots[i]));
+        }
+    }
+    seen.n_cells_used = now.n_cells_used;
+    seen.slots        = std::move(now.slots);
+    if (!is_new && arr.empty() && seen.phase == was.phase && seen.n_cells_used == was.n_cells_used) {
+        return false;
+    }
+    out = json {
+        {"boot_id", seen.id_boot},
+        {"update",  now.update},
+        {"phase",   phase_name(seen.phase)},
+        {"t_us",    now.t_us},
+        {"slots",   std::move(arr)},
+        {"cells",   {{"used", now.n_cells_used}, {"total", now.n_cells}}},
+    };
+    return true;
 }
 
 json polykv_hub::state_json() const {
@@ -251,29 +320,7 @@ json polykv_hub::state_json() const {
 
     json arr_slots = json::array();
     for (const auto & slot : state.slots) {
-        json obj = {
-            {"slot",     slot.slot},
-            {"state",    slot.state},
-            {"req",      slot.req},
-            {"task",     slot.task},
-            {"session",  slot.session},
-            {"seq",      nullptr},
-            {"n_shared", slot.n_shared},
-            {"n_tokens", slot.n_tokens},
-            {"n_ctx",    slot.n_ctx},
-            {"totals", {
-                {"n_decoded",       slot.totals.n_decoded},
-                {"us_decode",       slot.totals.us_decode},
-                {"n_prompt",        slot.totals.n_prompt},
-                {"n_cached",        slot.totals.n_cached},
-                {"n_launched",      slot.totals.n_launched},
-                {"t_last_token_us", slot.totals.t_last_token_us},
-            }},
-        };
-        if (slot.n_shared > 0 && !slot.seq.empty()) {
-            obj["seq"] = slot.seq.str();
-        }
-        arr_slots.push_back(std::move(obj));
+        arr_slots.push_back(slot_json(slot));
     }
 
     return json {

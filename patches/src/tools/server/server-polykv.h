@@ -41,6 +41,7 @@ struct polykv_seq_id {
 
 // part of task_params: what the headers of the request said
 struct polykv_params {
+    int64_t  t_post  = 0;     // ggml_time_us() just before the task was posted
     bool     named   = false; // came with a valid key and a request number
     uint64_t req     = 0;
     uint64_t session = 0;
@@ -109,11 +110,15 @@ struct polykv_slot_state {
     const char *  state = "idle";
     uint64_t      req = 0, session = 0;
     int32_t       task = -1;
+    bool          fill = false; // the task generates nothing
     polykv_seq_id seq;
     int32_t       n_shared = 0, n_tokens = 0, n_ctx = 0;
+    uint64_t      n_decoded = 0, us_decode = 0; // of the task
 
     polykv_slot_totals totals;
 };
+
+enum polykv_phase { POLYKV_PHASE_LOADING, POLYKV_PHASE_READY, POLYKV_PHASE_SLEEPING };
 
 // published by the main thread, read by HTTP threads
 struct polykv_state {
@@ -124,13 +129,20 @@ struct polykv_state {
     std::vector<polykv_slot_state> slots;
 };
 
+// what a reader of the counters was told last
+struct polykv_counters_seen {
+    std::string  id_boot;
+    polykv_phase phase   = POLYKV_PHASE_LOADING;
+    uint32_t     n_cells_used = 0;
+
+    std::vector<polykv_slot_state> slots;
+};
+
 struct polykv_event {
     uint64_t    id = 0;
     const char * type = "";
     std::string data;
 };
-
-enum polykv_phase { POLYKV_PHASE_LOADING, POLYKV_PHASE_READY, POLYKV_PHASE_SLEEPING };
 
 struct polykv_hub {
     // sequences
@@ -162,6 +174,9 @@ struct polykv_hub {
     // JSON for the routes
     common_json hello_json() const;
     common_json state_json() const;
+
+    // the slots that differ from what was seen, all of them in a new boot; false: nothing is new
+    bool read_counters(polykv_counters_seen & seen, common_json & out) const;
 
     // blocks until there are events after `last`, at most timeout_ms; sets resync if `last` cannot be served
     std::vector<polykv_event> wait_events(uint64_t last, int timeout_ms, bool & resync) const;
@@ -203,6 +218,9 @@ private:
 };
 
 polykv_hub & polykv_get_hub();
+
+// unix time that never steps: read once, then counted by the steady clock
+int64_t polykv_now_us();
 
 // work for the main thread, carried by a task of type SERVER_TASK_TYPE_POLYKV
 struct polykv_op {
