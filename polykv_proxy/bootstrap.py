@@ -47,6 +47,7 @@ from polykv_proxy.runtime.orders import Declared
 from polykv_proxy.runtime.progress import ProgressWatch
 from polykv_proxy.runtime.runtime import Runtime, RuntimeOptions
 from polykv_proxy.settings import Settings
+from polykv_proxy.ui.page import add_page
 from polykv_proxy.ui.startup import EngineFacts, StartupView
 
 _log = logging.getLogger("polykv")
@@ -180,8 +181,10 @@ class Proxy:
 
     def _open(self, context: ApiContext) -> tuple[_Server, asyncio.Task[None]]:
         http: Any = functools.partial(RelayProtocol, relay=self._relay)
+        app = build_app(context)
+        add_page(app)
         config = uvicorn.Config(
-            build_app(context),
+            app,
             http=http,
             ws="none",
             lifespan="off",

@@ -28,6 +28,7 @@ from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.ports import EngineAddress, Plan, Refusal, RelayRequest
 from polykv_proxy.runtime.orders import Declared
 from polykv_proxy.runtime.runtime import Runtime, RuntimeOptions
+from polykv_proxy.ui.page import add_page
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_server import FakeEngineServer, QuietServer
 
@@ -73,7 +74,9 @@ class Rig:
 
     async def _forward(self, path: str, raw: bytes, sent: list[tuple[bytes, bytes]], plan: Plan | None) -> httpx.Response:
         extra = list(plan.engine_headers) if plan is not None else []
-        async with httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=str(self.server.path)), timeout=30) as client:
+        async with httpx.AsyncClient(
+            transport=httpx.AsyncHTTPTransport(uds=str(self.server.path), verify=False), timeout=30
+        ) as client:
             reply = await client.post(f"http://engine{path}", content=raw, headers=[*sent, *extra])
         if plan is not None:
             added = plan.reply_headers(reply.status_code, [(n.lower(), v) for n, v in reply.headers.raw])
@@ -132,8 +135,9 @@ async def rig(
     keys: Keys | None = None,
     default_pool: str | None = None,
     declared: Sequence[Declared] = (),
+    health: dict[str, object] | None = None,
 ) -> AsyncIterator[Rig]:
-    """A running rig. With `server` given, its engine is used and left running."""
+    """A running rig. With `server` given, its engine is used and left running. `health`: what the supervisor says."""
     if server is None:
         async with (
             served(engine or FakeEngine(), folder) as made,
@@ -147,6 +151,7 @@ async def rig(
                 keys=keys,
                 default_pool=default_pool,
                 declared=declared,
+                health=health,
             ) as whole,
         ):
             yield whole
@@ -155,7 +160,8 @@ async def rig(
     client = EngineClient(EngineAddress(uds=str(server.path)), server.engine.key, api_key=server.engine.api_key)
     options = RuntimeOptions(state_dir=state_dir, limits=limits or LedgerLimits(), sweep_s=None, declared=declared)
     runtime = await Runtime.start(client, options, clock)
-    app = build_app(ApiContext(runtime, keys or Keys(), default_pool=default_pool))
+    app = build_app(ApiContext(runtime, keys or Keys(), lambda: health or {}, default_pool=default_pool))
+    add_page(app)
     api = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://proxy", timeout=30)
     try:
         await asyncio.wait_for(runtime.link.known(), 20)

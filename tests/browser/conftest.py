@@ -1,0 +1,31 @@
+"""A real Chromium and pages in it. Without Chromium these tests are skipped, and the summary says why."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from playwright.async_api import Browser, async_playwright
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of a Chromium that runs."""
+    done = subprocess.run(
+        [ROOT / "scripts/fetch_browser.sh"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
+    if done.returncode != 0:
+        pytest.skip(f"NO BROWSER, so nothing of the page was tested: {done.stderr.splitlines()[-1]}")
+    return done.stdout.strip()
+
+
+@pytest.fixture
+async def browser(chromium: str) -> AsyncIterator[Browser]:
+    async with async_playwright() as driver:
+        running = await driver.chromium.launch(executable_path=chromium)
+        yield running
+        await running.close()
