@@ -14,7 +14,7 @@ from enum import StrEnum
 
 from polykv_proxy.core.pools import Pool, PoolTree, Residency
 from polykv_proxy.core.succession import succeed
-from polykv_proxy.errors import ApiError, EngineError, JournalError
+from polykv_proxy.errors import ApiError, JournalError, PolykvError
 from polykv_proxy.runtime.answers import api_error
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.lifetimes import LifetimeService
@@ -120,7 +120,9 @@ class DeclaredPools:
         try:
             outcome, pool_id = await self._ensure(one)
             await self._give_terms(one, pool_id)
-        except (ApiError, EngineError, JournalError) as error:
+        except Exception as error:
+            if not isinstance(error, PolykvError):
+                log.exception("declared pool %s", one.name)
             answer = api_error(error)
             return Standing(Outcome.FAILED, known, answer.message, answer.code)
         except asyncio.CancelledError:
