@@ -18,6 +18,7 @@ from polykv_proxy.errors import ApiError
 from polykv_proxy.ports import Header, Plan, Refusal, RelayRequest
 from polykv_proxy.runtime.requests import Booked
 from polykv_proxy.runtime.runtime import Runtime
+from polykv_proxy.runtime.turns import Turn
 
 _POOL_HEADER = b"x-pool-id"
 _NO_POOL_HERE = "x-pool-id names a pool, but embeddings, rerank and audio are never computed from one; leave the header out"
@@ -65,7 +66,7 @@ class PoolGate:
             booked = await self._runtime.requests.book(wish, partial(self._dry_run, request))
         except ApiError as error:
             return Refusal(error.status, error.body(), error.headers())
-        return self._planned(booked, wish)
+        return self._planned(booked, wish, request)
 
     def _known(self, key: str | int) -> bool:
         return self._runtime.hub.ledger.tree.find(key) is not None
@@ -74,18 +75,26 @@ class PoolGate:
         headers = [(name, value) for name, value in request.headers if name.lower() in _PASSED_ON]
         return await self._runtime.hub.client.dry_run(request.target.decode("latin-1"), request.body, headers)
 
-    def _planned(self, booked: Booked, wish: Wish) -> Plan:
+    def _planned(self, booked: Booked, wish: Wish, request: RelayRequest) -> Plan:
         desk = self._runtime.requests
+        kept = request if wish.session_id is not None else None
         statuses: list[int] = []
 
         def reply(status: int, headers: Sequence[Header]) -> Sequence[Header]:
             statuses.append(status)
+            if kept is not None and wish.session_id is not None and status < 400:
+                self._runtime.pools.turns.keep(wish.session_id, self._turn(kept))
             return desk.reply_headers(booked, wish, headers)
 
         def done() -> None:
             desk.http_done(booked, refused=any(status >= 400 for status in statuses))
 
         return Plan(desk.engine_headers(booked), reply, done)
+
+    def _turn(self, request: RelayRequest) -> Turn:
+        """What a session without KV can be computed from again. Keys are not kept: the proxy asks the engine with its own."""
+        read_by = tuple((name, value) for name, value in request.headers if name.lower() == b"content-type")
+        return Turn(request.target.decode("latin-1"), request.body, read_by, self._runtime.hub.clock.wall())
 
 
 _PLAIN = Plan((), lambda _status, _headers: (), lambda: None)

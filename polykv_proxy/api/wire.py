@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, StrictStr, ValidationError
 
 from polykv_proxy.core.pools import NAME_RULE, valid_name
 from polykv_proxy.core.prefix import INT32_MAX, as_tokens
@@ -29,6 +29,12 @@ LEASE_S = 600.0
 """Seconds for which a pin holds unless it says otherwise."""
 MAX_VALUES = 2_000_000
 """Values in one body that we parse: it holds up everybody's streams, by about a second at this bound."""
+_COMPANIONS = (
+    ("tools", "messages"),
+    ("chat_template_kwargs", "messages"),
+    ("n_tokens", "from_session"),
+    ("rebuild", "from_session"),
+)
 _SOURCES = ("tokens", "prompt", "messages", "from_session")
 
 
@@ -44,6 +50,7 @@ class CreatePool(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
     from_session: StrictStr | None = None
     n_tokens: Annotated[StrictInt, Field(ge=1, le=INT32_MAX)] | None = None
+    rebuild: StrictBool | None = None
     name: StrictStr | None = None
     ttl_s: Seconds | None = None
 
@@ -64,12 +71,13 @@ class CreatePool(BaseModel):
             conversation=self._conversation(),
             from_session=self.from_session,
             n_tokens=self.n_tokens,
+            rebuild=bool(self.rebuild),
             name=self.name,
             ttl_s=self.ttl_s,
         )
 
     def _check_companions(self, source: str) -> None:
-        for field, needs in (("tools", "messages"), ("chat_template_kwargs", "messages"), ("n_tokens", "from_session")):
+        for field, needs in _COMPANIONS:
             if getattr(self, field) is not None and source != needs:
                 raise _bad(field, f"{field} goes with {needs}, not with {source}")
 

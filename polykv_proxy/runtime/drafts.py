@@ -49,10 +49,21 @@ class Drafts:
         parent = await self._forkable(spec.parent)
         if tokens is None:
             return spec
-        return replace(spec, branch_pos=await self.branch(parent, tokens, spec.branch_pos))
+        return replace(spec, branch_pos=await self._branch(parent, tokens, spec.branch_pos))
 
-    async def branch(self, parent: Pool, tokens: Tokens, wanted: int | None) -> int:
-        """Where a prefix leaves a parent. ApiError with the text around a differing position."""
+    async def branch_of(self, spec: PoolSpec, tokens: Tokens) -> int:
+        """Where what a session gave leaves the parent that it was ordered for; 0 without one. ApiError."""
+        parent = self._hub.ledger.tree.get(spec.parent) if spec.parent is not None else None
+        return 0 if parent is None else await self._branch(parent, tokens, spec.branch_pos)
+
+    def nearest(self, tokens: Tokens) -> PoolSpec:
+        """An order that names the pool on whose KV these tokens are computed soonest."""
+        best = self._hub.ledger.tree.match(tokens)
+        if best is None or tokens.size < 2:
+            return PoolSpec()
+        return PoolSpec(beside=best.key, keep_to=min(best.length, int(tokens.size) - 1))
+
+    async def _branch(self, parent: Pool, tokens: Tokens, wanted: int | None) -> int:
         try:
             return branch_position(parent, tokens, wanted)
         except ApiError as error:

@@ -18,6 +18,7 @@ from polykv_proxy.runtime.prefixes import Conversation
 class PoolSpec:
     """What a caller asked for: exactly one of tokens, prompt, conversation, from_session.
 
+    `rebuild`: a session without KV gives the prompt of its last turn, computed again.
     With a `parent` it is a fork; `branch_pos` None takes the longest common prefix. `beside` is a pool that it takes the place of:
     the first `keep_to` tokens are taken from there (None: all that agree), and its parent becomes the parent of the new one.
     """
@@ -27,6 +28,7 @@ class PoolSpec:
     conversation: Conversation | None = None
     from_session: str | None = None
     n_tokens: int | None = None
+    rebuild: bool = False
     name: str | None = None
     ttl_s: float | None = None
     parent: int | None = None

@@ -16,10 +16,10 @@ from typing import Any
 
 from polykv_proxy.core.boots import MODEL_CHANGED, Boots
 from polykv_proxy.core.ledger import Placement
-from polykv_proxy.core.pools import REBUILDABLE, Pool, PoolTree, Residency
+from polykv_proxy.core.pools import REBUILDABLE, Pool, PoolTree, Residency, with_tokens
 from polykv_proxy.core.prefix import Tokens, as_tokens, hash_prefix
 from polykv_proxy.engine import wire
-from polykv_proxy.errors import ApiError, EngineError, EngineUnavailableError, JournalError
+from polykv_proxy.errors import ApiError, EngineError, EngineRefusedError, EngineUnavailableError, JournalError
 from polykv_proxy.runtime.answers import api_error
 from polykv_proxy.runtime.builder import Builder
 from polykv_proxy.runtime.drafts import Drafts
@@ -28,6 +28,8 @@ from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.idempotency import IdempotencyDesk, Ticket
 from polykv_proxy.runtime.journal import Reply
 from polykv_proxy.runtime.orders import Made, PoolFlight, PoolSpec, Step
+from polykv_proxy.runtime.prefixes import check_tokens
+from polykv_proxy.runtime.turns import LAST_TURN, LastTurns
 
 log = logging.getLogger("polykv.pools")
 
@@ -42,6 +44,7 @@ class PoolService:
         self._builder = Builder(hub, self.bring)
         self.maker = self._builder.maker
         self.drafts = Drafts(hub, self.find, self.flight)
+        self.turns = LastTurns(hub.client)
         self.on_unwanted: Callable[[int], Coroutine[Any, Any, object]]
         self.desk: IdempotencyDesk[Made, Step] = IdempotencyDesk(replies)
 
@@ -145,7 +148,7 @@ class PoolService:
             if spec.from_session is None:
                 made, at = await self._builder.compute(pool, flight, spec)
             else:
-                made, at = await self._builder.snapshot(pool_id, spec, flight)
+                made, at = await self._of_session(pool, spec, flight)
             return await self._uncancelled(self._land(pool_id, made, at, spec, ticket))
         except (ApiError, EngineError, JournalError) as error:
             reason = str(error) if flight.kept_open else None
@@ -155,6 +158,25 @@ class PoolService:
             after = self._tree.get(pool_id)
             if after is not None and after.residency is Residency.MATERIALIZING:
                 self._hub.ledger.discard(pool_id, reason)
+
+    async def _of_session(self, pool: Pool, spec: PoolSpec, flight: PoolFlight) -> tuple[wire.Made, Placement]:
+        """What a session holds; where that is gone, and the order says so, the prompt of its last turn, computed again."""
+        assert spec.from_session is not None
+        try:
+            return await self._builder.snapshot(pool.pool_id, spec, flight)
+        except (ApiError, EngineRefusedError) as error:
+            if not self.turns.can_stand_in(spec.from_session, error):
+                raise
+            if not spec.rebuild:
+                raise self.turns.gone(spec.from_session) from error
+        tokens = await self.turns.prompt_of(spec.from_session, spec.n_tokens)
+        check_tokens(tokens, self._hub.require_engine(), spec.source)
+        draft = replace(with_tokens(pool, tokens), branch_pos=await self.drafts.branch_of(spec, tokens))
+        made, at = await self._builder.compute(draft, flight, self.drafts.nearest(tokens))
+        now = self._tree.get(pool.pool_id)
+        if now is not None:
+            self._tree.put(replace(now, source=LAST_TURN))
+        return made.model_copy(update={"tokens": tokens.tolist()}), at
 
     async def sweep(self) -> None:
         """Give back what a cancelled or failed call may have left: its `done` can cross our leaving."""
@@ -197,8 +219,7 @@ class PoolService:
         """A snapshot gets its name and its branch when its tokens are known; a pool of that name and prefix is the answer then."""
         if tokens is None:
             raise ApiError("engine_protocol", "the engine sent a snapshot without its tokens")
-        parent = self._tree.get(spec.parent) if spec.parent is not None else None
-        branch_pos = 0 if parent is None else await self.drafts.branch(parent, tokens, spec.branch_pos)
+        branch_pos = await self.drafts.branch_of(spec, tokens)
         existing = self._existing(spec.name, tokens)
         pool = self._tree.get(pool_id)
         if existing is None and pool is not None:

@@ -138,6 +138,7 @@ class Runtime:
         hub = self.hub
         now = hub.clock.wall()
         hub.post(hub.ledger.sweep(now))
+        self.pools.turns.expire(now - hub.ledger.limits.session_ttl_s, hub.ledger.sessions.get)
         if hub.ledger.books.overdue(now, OVERDUE_S):
             state = await self.state()
             if state is not None:
@@ -165,6 +166,7 @@ class Runtime:
         """End a session: its requests are cancelled and its cells freed. ApiError 404 for an unknown one."""
         self.hub.require_engine()
         session = self.hub.ledger.end_session(session_id, self.hub.clock.wall())
+        self.pools.turns.forget(session_id)
         try:
             return await self.hub.client.end_session(session.number)
         except EngineError as error:
