@@ -55,7 +55,7 @@ class LastTurns:
         self._n_bytes -= len(turn.body) if turn is not None else 0
 
     def expire(self, before_ts: float, living: Callable[[str], object]) -> None:
-        """Forget the turns of sessions that are no more. One that a new boot of the engine ended is known as long as it would be."""
+        """Forget the turns of sessions that are no more; one that a new boot of the engine ended stays as long as it would."""
         for session_id in [one for one, turn in self._turns.items() if turn.ts <= before_ts and not living(one)]:
             self.forget(session_id)
 

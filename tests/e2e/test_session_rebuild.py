@@ -15,13 +15,14 @@ from tests.models import tiny_model
 pytestmark = pytest.mark.engine
 
 CHAT = "/v1/chat/completions"
-TURN = {"messages": [{"role": "system", "content": "You keep the harbour's books."}, {"role": "user", "content": "Which ships came?"}]}
+TURN = {"messages": [{"role": "system", "content": "You keep the books."}, {"role": "user", "content": "Which ships came?"}]}
 
 
 def test_a_lost_session_is_computed_from_its_last_turn(engine_path: Path, tmp_path: Path) -> None:
     """The pool holds exactly the ids of that prompt, and the next turn of the conversation shares all of it."""
     with product(engine_path, tiny_model("full"), tmp_path, args=("-c", 4096, "-np", 1, "--jinja")) as proxy:
-        said = proxy.http.post(CHAT, json={**TURN, "session_id": "main", "max_tokens": 4}).json()["choices"][0]["message"]["content"]
+        first = proxy.http.post(CHAT, json={**TURN, "session_id": "main", "max_tokens": 4}).json()
+        said = first["choices"][0]["message"]["content"]
         proxy.http.post("/completion", json={"prompt": "Something else entirely.", "session_id": "other", "n_predict": 1})
         proxy.settled()
         order = {"from_session": "main", "name": "main"}
