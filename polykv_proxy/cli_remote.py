@@ -1,10 +1,11 @@
-"""Commands that talk to a running proxy: `pools`, `sessions`, `doctor`.
+"""Commands that talk to a running proxy: `pools`, `sessions`, `top`, `doctor`.
 
 Law: read over HTTP and print; every command works against a remote proxy. Failures are one line on standard error, exit code 1.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import time
@@ -18,6 +19,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from polykv_proxy.cli_doctor import Level, diagnose
+from polykv_proxy.ui.top.plain import show
+from polykv_proxy.ui.top.remote import Remote
 
 DEFAULT_URL = "http://127.0.0.1:8080"
 EXIT_FAILED = 1
@@ -34,6 +37,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("pools")(pools)
     app.command("sessions")(sessions)
+    app.command("top")(top)
     app.command("doctor")(doctor)
 
 
@@ -68,6 +72,34 @@ def sessions(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = Fal
         },
         facts["sessions"],
     )
+
+
+def top(
+    url: Url = DEFAULT_URL,
+    api_key: ApiKey = None,
+    once: Annotated[bool, typer.Option("--once", help="Print once, and end.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print once as JSON, and end.")] = False,
+    interval_s: Annotated[float, typer.Option("--interval-s", min=0.1, help="Seconds between two looks.")] = 1.0,
+) -> None:
+    """Watch a running proxy: its pools and sessions, how fast they are, and the KV cache."""
+    asyncio.run(_top(Remote(url, api_key), once=once or as_json, as_json=as_json, interval_s=interval_s))
+
+
+async def _top(remote: Remote, *, once: bool, as_json: bool, interval_s: float) -> None:
+    try:
+        snapshot = await remote.look()
+        if snapshot.trouble:
+            _fail(snapshot.trouble)
+        if as_json:
+            _print_json(snapshot.as_dict())
+        elif once:
+            show(snapshot, remote.url)
+        else:
+            from polykv_proxy.ui.top.app import TopApp  # noqa: PLC0415 - heavy; only the live view wants it
+
+            await TopApp(remote.look, remote.url, interval_s).run_async()
+    finally:
+        await remote.close()
 
 
 def doctor(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = False) -> None:

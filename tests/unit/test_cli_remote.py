@@ -1,14 +1,16 @@
 """Mirrors cli_remote.py: the tree in text, and where the proxy is looked for."""
 
+import asyncio
+import json
 import re
 from pathlib import Path
 
 import pytest
 import typer
 
-from polykv_proxy.cli_remote import draw_tree, pools
+from polykv_proxy.cli_remote import draw_tree, pools, top
 from tests.fakes.fake_engine import FakeEngine
-from tests.integration.rig import rig
+from tests.integration.rig import relayed, rig
 
 BASE = list(range(100, 140))
 
@@ -44,3 +46,26 @@ def test_a_url_without_a_scheme_is_http(capsys: pytest.CaptureFixture[str]) -> N
     with pytest.raises(typer.Exit):
         pools(url="127.0.0.1:1")
     assert "nothing answers at http://127.0.0.1:1 (" in capsys.readouterr().err
+
+
+async def test_top_prints_once_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`--once` draws head and tree; `--json` gives the routes' own figures in one object."""
+    async with rig(tmp_path) as proxy, relayed(proxy) as (_, client):
+        await proxy.pool(tokens=BASE, name="root")
+        await proxy.call("/completion", {"prompt": [*BASE, 9], "pool_id": "root", "session_id": "agent-1"})
+        await proxy.settle()
+        url = str(client.base_url)
+        await asyncio.to_thread(top, url=url, once=True)
+        text = capsys.readouterr().out
+        await asyncio.to_thread(top, url=url, as_json=True)
+        facts = json.loads(capsys.readouterr().out)
+    assert [line.split()[1] for line in text.splitlines() if "root" in line or "agent-1" in line] == ["root", "agent-1"]
+    assert [pool["name"] for pool in facts["pools"]] == ["root"]
+    assert facts["capacity"]["cells_total"] == 4096
+
+
+def test_top_of_nothing_is_one_line_and_a_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """A proxy that is not there is not a live view of nothing."""
+    with pytest.raises(typer.Exit):
+        top(url="127.0.0.1:1")
+    assert capsys.readouterr().err.startswith("error: nothing answers at http://127.0.0.1:1 (")

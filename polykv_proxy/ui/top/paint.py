@@ -1,0 +1,93 @@
+"""Snapshot and rows as coloured text: the head, and the cells of a row. For the live view and for plain output alike.
+
+Law: pure; colour repeats what a word or a shape says already. What callers named is text, never markup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.text import Text
+
+from polykv_proxy.ui.top.figures import bar, parts, rate, seconds, size, spark
+from polykv_proxy.ui.top.rows import Kind, Row
+from polykv_proxy.ui.top.snapshot import Snapshot
+
+COLUMNS = ("pool / session", "state", "tokens", "KV", "tok/s", "", "TTFT", "context")
+RIGHT = frozenset({"tokens", "KV", "tok/s", "TTFT", "context"})
+BAR_WIDTH = 16
+_GREY, _BLUE, _GREEN, _YELLOW, _RED, _CYAN, _VIOLET = "#808896", "#5f9bea", "#57b871", "#d9a02f", "#ec7a66", "#3cb9c5", "#b48af0"
+_COLOURS = {
+    "resident": _BLUE,
+    "materializing": _CYAN,
+    "releasing": _CYAN,
+    "evicted": _GREY,
+    "lost": _RED,
+    "failed": _RED,
+    "quarantined": _RED,
+    "saved": _VIOLET,
+    "active": _GREEN,
+    "warming": _YELLOW,
+    "idle": _GREY,
+}
+_KV_COLOURS = {"pools": _BLUE, "private": _GREEN, "other": "", "free": _GREY}
+
+
+def cells(row: Row, fastest: float, bar_width: int = BAR_WIDTH) -> list[Text]:
+    """The cells of a row, in the order of COLUMNS. `fastest`: the tokens per second of a whole bar."""
+    colour = _YELLOW if row.pinned else _COLOURS.get(row.state, "")
+    name = Text.assemble((row.lead + _fold(row), _GREY), (row.name, "bold" if row.kind is Kind.POOL else ""))
+    context = "" if row.ctx_used is None or not row.ctx_total else f"{row.ctx_used:,}/{row.ctx_total:,}"
+    return [
+        name,
+        Text(f"{row.state}, pinned" if row.pinned else row.state, colour),
+        Text("" if row.n_tokens is None else f"{row.n_tokens:,}"),
+        Text(size(row.kv_bytes) if row.kv_bytes else ""),
+        Text("" if row.tps is None else rate(row.tps)),
+        Text(bar(row.tps or 0.0, fastest, bar_width), colour),
+        Text(seconds(row.ttft_s)),
+        Text(context),
+    ]
+
+
+def _fold(row: Row) -> str:
+    if row.folded is not None:
+        return "▸ " if row.folded else "▾ "
+    return "─ " if row.lead else "  "
+
+
+def head(snapshot: Snapshot, where: str, history: Sequence[float | None] = (), width: int = 40) -> list[Text]:
+    """Lines above the rows: where, how fast, and the KV cache as a bar of `width` characters."""
+    state = snapshot.health.get("state", "")
+    engine = (f"engine {state}", _GREEN if state == "ready" else _RED) if state else ("", "")
+    lines = [Text.assemble(("polykv-proxy ", "bold"), where, "  ", engine), _speed(snapshot, history), _kv(snapshot, width)]
+    if snapshot.trouble:
+        lines.append(Text(snapshot.trouble, f"bold {_RED}"))
+    return lines
+
+
+def _speed(snapshot: Snapshot, history: Sequence[float | None]) -> Text:
+    tps, tree = snapshot.tps, snapshot.tree
+    n_pools = len(snapshot.pools)
+    saved = sum(pool["n_tokens_shared"] for pool in snapshot.pools)
+    return Text.assemble(
+        (rate(tps.get("aggregate_tps")), "bold"),
+        " tok/s ",
+        (spark(history), _BLUE),
+        f"  mean {rate(tps.get('mean_active_tps'))}  ",
+        f"{tps.get('n_active', 0)} active, {tps.get('n_warming', 0)} warming, {len(snapshot.sessions())} sessions  ",
+        f"{n_pools} pools, ids {tree.get('seq_ids_used', 0)}/{tree.get('seq_ids_max', 0)}  {saved:,} tokens saved",
+    )
+
+
+def _kv(snapshot: Snapshot, width: int) -> Text:
+    kv = snapshot.kv_bytes()
+    text = Text("KV ")
+    for (part, _), n in zip(kv.items(), parts(list(kv.values()), width), strict=True):
+        text.append(("░" if part == "free" else "█") * n, _KV_COLOURS[part])
+    for part, n_bytes in kv.items():
+        text.append(f"  {part} {size(n_bytes)}", _KV_COLOURS[part])
+    pressure = snapshot.tps.get("compaction_pressure")
+    if pressure:
+        text.append(f"  pressure {pressure:.0%}", _YELLOW)
+    return text

@@ -1,0 +1,65 @@
+"""Looks at a proxy over HTTP.
+
+Law: one look is one set of questions at the same time; a failure is a snapshot with its words, so that a display can go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import httpx
+
+from polykv_proxy.ui.top.snapshot import Facts, Snapshot
+
+_ROUTES = {"health": "/polykv/health", "tree": "/polykv/pools", "capacity": "/polykv/capacity", "tps": "/polykv/tps?once=1"}
+_TIMEOUT_S = 10.0
+
+
+class Remote:
+    """One proxy. After a failed look the last good answers stay, under the trouble."""
+
+    def __init__(self, url: str, api_key: str | None = None, transport: httpx.AsyncBaseTransport | None = None) -> None:
+        self.url = url if "://" in url else f"http://{url}"
+        headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+        self._client = httpx.AsyncClient(
+            base_url=self.url, headers=headers, timeout=_TIMEOUT_S, trust_env=False, transport=transport
+        )
+        self._last = Snapshot()
+
+    async def look(self) -> Snapshot:
+        """The proxy as it is now."""
+        try:
+            replies = await asyncio.gather(*[self._client.get(path) for path in _ROUTES.values()])
+            answers = dict(zip(_ROUTES, replies, strict=True))
+            trouble = _refusal(answers["tree"])
+            found = {name: _facts(reply) for name, reply in answers.items()}
+        except httpx.HTTPError as error:
+            return replace(self._last, trouble=f"nothing answers at {self.url} ({error or type(error).__name__})")
+        except ValueError:
+            return replace(self._last, trouble=f"{self.url} answers without JSON; is it a polykv-proxy?")
+        self._last = Snapshot(trouble, **found)
+        return self._last
+
+    async def close(self) -> None:
+        """Let go of the connections."""
+        await self._client.aclose()
+
+
+def _refusal(reply: httpx.Response) -> str | None:
+    """Why a route gave no facts, in words."""
+    if not reply.is_error:
+        return None
+    message = _error(reply.json()).get("message", f"status {reply.status_code}")
+    return f"{message}; give --api-key" if reply.status_code == httpx.codes.UNAUTHORIZED else str(message)
+
+
+def _facts(reply: httpx.Response) -> Facts:
+    facts = {} if reply.is_error else reply.json()
+    return facts if isinstance(facts, dict) else {}
+
+
+def _error(body: Any) -> Facts:
+    error = body.get("error") if isinstance(body, dict) else None
+    return error if isinstance(error, dict) else {}
