@@ -32,7 +32,7 @@ from polykv_proxy.engine import address as addresses
 from polykv_proxy.engine import probe
 from polykv_proxy.engine.binary import find_binary, inspect_binary
 from polykv_proxy.engine.client import EngineClient
-from polykv_proxy.engine.command import EngineOptions, check_args, check_model, command, option_value
+from polykv_proxy.engine.command import EngineOptions, asks_for_split_cache, check_args, check_model, command, option_value
 from polykv_proxy.engine.facts import ask_facts
 from polykv_proxy.engine.gguf_header import auto_pools
 from polykv_proxy.engine.late_wakeups import loop_errors
@@ -104,7 +104,8 @@ def prepare(settings: Settings, env: Mapping[str, str] | None = None) -> Prepare
     binary = inspect_binary(find_binary(settings.engine))
     check_model(settings.model, binary, settings.engine_args, env)
     named = settings.model or _path(option_value(settings.engine_args, ("-m", "--model")) or env.get("LLAMA_ARG_MODEL"))
-    max_pools = 0 if settings.off else auto_pools(named) if settings.max_pools == "auto" else settings.max_pools
+    split = asks_for_split_cache(settings.engine_args, env)
+    max_pools = 0 if settings.off else auto_pools(named, split=split) if settings.max_pools == "auto" else settings.max_pools
     prefix = option_value(settings.engine_args, ("--api-prefix",)) or env.get("LLAMA_ARG_API_PREFIX", "")
     listener = _bind(settings)
     folder = addresses.RunFolder(env)

@@ -118,7 +118,7 @@ def _price(engine: Mapping[str, Any]) -> Iterator[Finding]:
     else:
         yield Finding(Level.GOOD, f"{n} pool ids cost no memory until they are used")
     kv = engine.get("kv") or {}
-    if kv.get("bytes_per_token"):
+    if kv.get("bytes_per_token") and kv.get("unified", True):
         each = kv["bytes_per_token"] / 1024
         yield Finding(
             Level.GOOD, f"a pool costs {each:.1f} KiB per token, once for all its sessions; {kv.get('cells')} cells in all"
@@ -127,7 +127,8 @@ def _price(engine: Mapping[str, Any]) -> Iterator[Finding]:
 
 def _layout(engine: Mapping[str, Any]) -> Iterator[Finding]:
     if not (engine.get("kv") or {}).get("unified", True):
-        yield Finding(Level.WARN, "the cache is split: each attach copies the whole stream", "leave out --no-kv-unified")
+        text = "the cache is split: each pool takes as much of it as a slot, and each attach copies all of that"
+        yield Finding(Level.WARN, text, "leave out --no-kv-unified")
     if engine.get("n_slots") == 1:
         text = "there is one slot: making a pool waits for it and takes its cache"
         yield Finding(Level.NOTE, text, "start with -np 2 or more, or make pools with from_session")

@@ -58,7 +58,8 @@ class Settings(BaseSettings):
     )
     off: bool = Field(False, description="Relay only: no pools, no sessions, nothing added to any reply.")
     max_pools: int | Literal["auto"] = Field(
-        "auto", description="Resident pools the engine reserves room for, 0 to 255; auto is 16 on plain attention, else 4."
+        "auto",
+        description="Resident pools the engine reserves room for, 0 to 255; auto is 16 on plain attention in one cache, else 4.",
     )
     max_pool_objects: int = Field(1024, ge=1, description="Pools that may exist, resident or not.")
     pool_grace_s: float = Field(

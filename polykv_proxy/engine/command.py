@@ -80,6 +80,14 @@ def check_model(model: Path | None, binary: EngineBinary, args: Sequence[str], e
         raise SettingsError(f"-m {model}: no such file")
 
 
+def asks_for_split_cache(args: Sequence[str], env: Mapping[str, str]) -> bool:
+    """Do the engine's arguments, or else its environment, want a part of the cache for each slot?"""
+    for arg in reversed(args):
+        if arg in {"-no-kvu", "--no-kv-unified", "-kvu", "--kv-unified"}:
+            return "no-" in arg
+    return "LLAMA_ARG_NO_KV_UNIFIED" in env or env.get("LLAMA_ARG_KV_UNIFIED") in {"0", "off", "false", "disabled"}
+
+
 def option_value(args: Sequence[str], names: Sequence[str]) -> str | None:
     """The value of an engine option, the last one given."""
     value = None

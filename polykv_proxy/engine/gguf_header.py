@@ -57,9 +57,12 @@ def read_header(path: Path) -> ModelHeader:
         raise SettingsError(f"the model {path} is not a whole GGUF file; fetch it again") from error
 
 
-def auto_pools(path: Path | None) -> int:
-    """How many pools `auto` means for a model file; a file that is not known yet counts as an unknown architecture."""
-    return PLAIN_POOLS if path is not None and read_header(path).plain else OTHER_POOLS
+def auto_pools(path: Path | None, *, split: bool = False) -> int:
+    """How many pools `auto` means for a model file; a file that is not known yet counts as an unknown architecture.
+
+    On a `split` cache each takes as much memory as a slot.
+    """
+    return PLAIN_POOLS if path is not None and read_header(path).plain and not split else OTHER_POOLS
 
 
 def _read(file: BinaryIO, path: Path) -> ModelHeader:

@@ -42,9 +42,10 @@ class ModelFacts(_Wire):
 
 
 class KvFacts(_Wire):
-    """The cache's layout and prices."""
+    """The cache's layout and prices. Of a split cache each sequence has a stream, a part of its own; `cells` are those of all."""
 
     unified: bool = True
+    streams: int = 1
     cells: int = 0
     cells_swa: int = 0
     bytes_per_token: float = 0

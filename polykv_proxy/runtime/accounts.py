@@ -25,7 +25,8 @@ class Accounts:
         pools = [pool for pool in ledger.tree if pool.seq is not None]
         slots = state.slots if state is not None else []
         holders = [Holder(pool.seq, pool.base, pool.n_shared, pool.prefix_len) for pool in pools]
-        holders += [_slot_holder(slot) for slot in slots]
+        shares = hello is None or hello.kv.unified
+        holders += [_slot_holder(slot, shares=shares) for slot in slots]
         owned = owned_tokens(holders, ledger.lineage)
         self._of_pool = {pool.pool_id: own for pool, own in zip(pools, owned, strict=False)}
         of_slot = owned[len(pools) :]
@@ -80,5 +81,6 @@ class Accounts:
         return found
 
 
-def _slot_holder(slot: SlotState) -> Holder:
-    return Holder(None, SeqRef.parse(slot.seq) if slot.seq else None, slot.n_shared, slot.n_tokens)
+def _slot_holder(slot: SlotState, *, shares: bool) -> Holder:
+    """On a split cache what a slot took from a sequence are copies, and its own."""
+    return Holder(None, SeqRef.parse(slot.seq) if slot.seq and shares else None, slot.n_shared, slot.n_tokens)

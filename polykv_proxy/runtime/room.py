@@ -1,6 +1,7 @@
 """Room for a sequence: idle pools give up theirs when ids or cells run out.
 
-Law: the core says who leaves; nothing leaves while it is used, kept or in vain. Each round evicts at least one pool or gives up.
+Law: the core says who leaves; nothing leaves while it is used, kept or in vain. Each round evicts at least one pool or gives up. On
+a split cache every pool has room of its own with its id: only ids run out.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Room:
 
         A recurrent model has no cells (their total is 0): its sequences are one state each.
         """
-        while n_cells:
+        while n_cells and self._shares_cells():
             state = await self._hub.client.state()
             lacking = n_cells - _available(state)
             if not state.cells.total or lacking <= 0 or not await self._evict(n_cells=lacking):
@@ -63,9 +64,14 @@ class Room:
 
     async def relieve(self, low_ratio: float) -> None:
         """In quiet times: evict an idle pool when less than this part of all cells is free or idle."""
+        if not self._shares_cells():
+            return
         state = await self._hub.client.state()
         if state.cells.total and _available(state) < low_ratio * state.cells.total:
             await self._evict(n_ids=1)
+
+    def _shares_cells(self) -> bool:
+        return self._hub.hello is not None and self._hub.hello.kv.unified
 
     async def _evict(self, *, n_ids: int = 0, n_cells: int = 0) -> bool:
         """Evict by the core's choice; False when there was nothing, or the engine did not take it back."""

@@ -131,6 +131,7 @@ class View:
             "seq_ids_max": hello.max_pools,
             "cells_used": state.cells.used,
             "cells_total": state.cells.total,
+            **_streams(hello, state),
             "slots_busy": busy,
             "slots_total": len(state.slots) or hello.n_slots,
             "n_pools": len(self._ledger.tree),
@@ -153,6 +154,19 @@ class View:
             "n_slots": 1,
             **_slot_facts(slot),
         }
+
+
+def _streams(hello: Hello, state: State) -> dict[str, int | None]:
+    """Of a split cache: how many sequences it has room for, how many of them hold nothing, and the room of each."""
+    kv = hello.kv
+    if kv.unified:
+        return {"kv_streams_total": None, "kv_streams_free": None, "kv_cells_per_stream": None}
+    taken = len(state.seqs) + sum(slot.n_tokens > 0 or slot.state != "idle" for slot in state.slots)
+    return {
+        "kv_streams_total": kv.streams,
+        "kv_streams_free": max(0, kv.streams - taken),
+        "kv_cells_per_stream": kv.cells // kv.streams,
+    }
 
 
 def _pool_session(session: Session, accounts: Accounts) -> dict[str, object]:

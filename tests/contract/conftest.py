@@ -83,16 +83,22 @@ class Peer:
 
 
 @pytest.fixture(scope="module")
-def real_engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    with Engine(request.getfixturevalue("engine_path"), tiny_model("full"), ["-c", 4096, "-np", 4, "-t", 1, "-kvu"]) as engine:
+def layout() -> str:
+    """The layout of the cache, an argument of the engine. A module may have another one."""
+    return "--kv-unified"
+
+
+@pytest.fixture(scope="module")
+def real_engine(request: pytest.FixtureRequest, layout: str) -> Iterator[Engine]:
+    with Engine(request.getfixturevalue("engine_path"), tiny_model("full"), ["-c", 4096, "-np", 4, "-t", 1, layout]) as engine:
         yield engine
 
 
 @pytest.fixture(params=["fake", pytest.param("real", marks=pytest.mark.engine)])
-async def peer(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Peer]:
+async def peer(request: pytest.FixtureRequest, layout: str, tmp_path: Path) -> AsyncIterator[Peer]:
     server: FakeEngineServer | None = None
     if request.param == "fake":
-        server = FakeEngineServer(FakeEngine(), tmp_path / "engine.sock")
+        server = FakeEngineServer(FakeEngine(unified=layout == "--kv-unified"), tmp_path / "engine.sock")
         await server.start()
         path, key = str(server.path), server.engine.key
     else:

@@ -21,11 +21,13 @@ STEPS = int(os.environ.get("POLYKV_TEST_TREE_STEPS", "120"))
 ARGS = ("-c", 4096, "-np", 4)
 
 
-@pytest.fixture(params=["full", "swa", "recurrent", "hybrid"])
+@pytest.fixture(params=["full", "swa", "recurrent", "hybrid", "full split", "swa split"])
 def any_class(request: pytest.FixtureRequest, engine_path: Path, tmp_path: Path) -> Iterator[Product]:
-    """The product on each memory class."""
+    """The product on each memory class, and on a split cache."""
     options = ("--max-pools", "24", "--pool-grace-s", "0")
-    with product(engine_path, tiny_model(request.param), tmp_path, *options, args=ARGS) as proxy:
+    kind, *split = request.param.split()
+    args = (*ARGS, "--no-kv-unified") if split else ARGS
+    with product(engine_path, tiny_model(kind), tmp_path, *options, args=args) as proxy:
         yield proxy
 
 

@@ -166,13 +166,15 @@ class Engine:
         return self.state()["cells"]["used"]
 
     def post_seqs(self, body: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        """The last event (name, data); an error known at once comes as ("http", {status, type, message})."""
+        """The last event (name, data), with the most that a `progress` called cached; an error known at once comes as
+        ("http", {status, type, message})."""
         reply = self.http.post("/_polykv/v1/seqs", json=body)
         if reply.status_code != 200:
             return "http", {"status": reply.status_code, **reply.json()["error"]}
         events = list(parse_events(reply.text))
         assert sum(name in ("done", "error") for name, _ in events) == 1
-        return events[-1]
+        name, data = events[-1]
+        return name, {**data, "n_cached": max((step["cached"] for kind, step in events if kind == "progress"), default=0)}
 
     def materialise(self, tokens: Sequence[int], **more: Any) -> str:
         name, data = self.post_seqs({"tokens": list(tokens), **more})

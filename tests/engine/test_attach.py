@@ -16,15 +16,18 @@ from tests.models import tiny_model
 pytestmark = pytest.mark.engine
 
 KINDS = ["full", "swa", "recurrent", "hybrid", "hybrid-swa"]
+LAYOUTS = {"unified": ("-c", 2048, "-np", 3), "split": ("-c", 6144, "-np", 3, "--no-kv-unified")}
 
 
 def tokens(n: int, seed: int = 1) -> list[int]:
     return [random.Random(seed * 1000 + i).randrange(300, 40000) for i in range(n)]
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=[(kind, layout) for layout in LAYOUTS for kind in KINDS], ids="-".join)
 def engine(request: pytest.FixtureRequest, engine_path: Path) -> Iterator[Engine]:
-    with Engine(engine_path, tiny_model(request.param), ["-c", 2048, "-np", 3, "-t", 1]) as engine:
+    kind, layout = request.param
+    with Engine(engine_path, tiny_model(kind), [*LAYOUTS[layout], "-t", 1]) as engine:
+        assert engine.hello()["kv"]["unified"] == (layout == "unified" or kind == "recurrent")
         yield engine
 
 
@@ -90,8 +93,10 @@ def test_fork_at_any_point_equals_a_fresh_prefill(engine: Engine, floor: float) 
         branch = [*pool[:at], *tokens(90, seed=20 + at)]
         name, child = engine.post_seqs({"tokens": branch, "parent_seq": root, "branch_pos": at})
         assert name == "done"
-        assert child["n_shared"] <= at
-        assert at - child["n_shared"] < (64 if from_checkpoints(engine) else 1)
+        assert child["n_cached"] <= at
+        assert at - child["n_cached"] < (64 if from_checkpoints(engine) else 1)
+        shares = engine.hello()["kv"]["unified"] and child["n_cached"]
+        assert (child["base"], child["n_shared"]) == ((root, child["n_cached"]) if shares else (None, 0))
         leaf = [*branch[: at + 80], *tokens(20, seed=30 + at)]
         grand = engine.post_seqs({"tokens": leaf, "parent_seq": child["seq"], "branch_pos": at + 80})[1]
         for seq, prefix in ((child["seq"], branch), (grand["seq"], leaf)):

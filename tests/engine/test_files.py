@@ -17,6 +17,7 @@ from tests.models import tiny_model
 pytestmark = pytest.mark.engine
 
 KINDS = ["full", "swa", "recurrent", "hybrid"]
+LAYOUTS: list[tuple[str, ...]] = [(), ("--no-kv-unified",)]
 
 
 def tokens(n: int, seed: int) -> list[int]:
@@ -36,9 +37,9 @@ def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-@pytest.fixture(scope="module")
-def engine(kind: str, engine_path: Path) -> Iterator[Engine]:
-    with Engine(engine_path, tiny_model(kind), ["-c", 8192, "-np", 2, "-t", 1, "--cache-ram", 0]) as engine:
+@pytest.fixture(scope="module", params=LAYOUTS, ids=["unified", "split"])
+def engine(request: pytest.FixtureRequest, kind: str, engine_path: Path) -> Iterator[Engine]:
+    with Engine(engine_path, tiny_model(kind), ["-c", 8192, "-np", 2, "-t", 1, "--cache-ram", 0, *request.param]) as engine:
         yield engine
 
 

@@ -87,34 +87,26 @@ def test_pools_off_is_byte_identical(engine_path: Path, twin_path: Path, kind: s
         assert transcript(engine, forged) == want  # without the key the headers are nothing
 
 
-def test_pools_on_but_unused_is_byte_identical_on_plain_attention(engine_path: Path, twin_path: Path) -> None:
+@pytest.mark.parametrize("layout", ["-kvu", "--no-kv-unified"])
+def test_pools_on_but_unused_is_byte_identical_on_plain_attention(engine_path: Path, twin_path: Path, layout: str) -> None:
     """With the same layout, pools that nobody uses change no byte on plain attention."""
-    args = ["-c", 1024, "-np", 2, "-t", 1, "-kvu", "--cache-ram", 64]
+    args = ["-c", 1024, "-np", 2, "-t", 1, layout, "--cache-ram", 64]
     with Engine(twin_path, tiny_model("full"), args) as twin:
         want = transcript(twin, {})
     with Engine(engine_path, tiny_model("full"), args, max_pools=8) as engine:
         assert transcript(engine, {}) == want
 
 
-def test_slot_context_is_kept_when_pools_make_the_cache_unified(engine_path: Path, twin_path: Path) -> None:
-    """Without an explicit layout the context of one slot is the unpatched engine's, for several slot counts."""
+@pytest.mark.parametrize("layout", [(), ("--no-kv-unified",)])
+def test_slot_context_is_kept(engine_path: Path, twin_path: Path, layout: tuple[str, ...]) -> None:
+    """Pools make the cache unified, or larger where it is to be split: the context of one slot is the unpatched engine's."""
     for n_slots in (1, 3, 4):
-        args = ["-c", 2048, "-np", n_slots, "-t", 1]
+        args = ["-c", 2048, "-np", n_slots, "-t", 1, *layout]
         with Engine(twin_path, tiny_model("full"), args) as twin:
             want = twin.http.get("/props").json()["default_generation_settings"]["n_ctx"]
         with Engine(engine_path, tiny_model("full"), args, max_pools=16) as engine:
             assert engine.http.get("/props").json()["default_generation_settings"]["n_ctx"] == want
-            assert engine.hello()["kv"]["unified"] is True
-
-
-def test_explicit_split_turns_pools_off_with_a_reason(engine_path: Path) -> None:
-    """`--no-kv-unified` wins: pools are off, hello and POST seqs say why."""
-    with Engine(engine_path, tiny_model("full"), ["-c", 1024, "-np", 2, "-t", 1, "--no-kv-unified"]) as engine:
-        hello = engine.hello()
-        assert hello["max_pools"] == 0
-        assert "--no-kv-unified" in hello["prefix_sharing_why"]
-        name, error = engine.post_seqs({"tokens": [1, 2, 3]})
-        assert (name, error["status"], error["type"]) == ("http", 501, "pools_off")
+            assert engine.hello()["kv"]["unified"] is not bool(layout)
 
 
 def test_too_many_pools_are_refused_at_start(engine_path: Path) -> None:

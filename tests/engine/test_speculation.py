@@ -40,13 +40,18 @@ def replay(engine: Engine) -> list[list[int]]:
     return produced
 
 
+@pytest.fixture(scope="module", params=["-kvu", "--no-kv-unified"])
+def layout(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
 def n_counted(engine: Engine) -> int:
     return sum(slot["totals"]["n_decoded"] for slot in engine.state()["slots"])
 
 
-def run(engine_path: Path, *speculation: str | int | Path) -> tuple[list[list[int]], str]:
+def run(engine_path: Path, layout: str, *speculation: str | int | Path) -> tuple[list[list[int]], str]:
     """What was generated, and the engine's log. Its counters have exactly the accepted tokens."""
-    args: Sequence[str | int | Path] = ["-c", 2048, "-np", N_SESSIONS, "-t", 1, "-kvu", "--cache-ram", 0, *speculation]
+    args: Sequence[str | int | Path] = ["-c", 2048, "-np", N_SESSIONS, "-t", 1, layout, "--cache-ram", 0, *speculation]
     with Engine(engine_path, tiny_model("full-f32"), args) as engine:
         assert engine.hello()["speculative"] is bool(speculation)
         ids = replay(engine)
@@ -55,8 +60,8 @@ def run(engine_path: Path, *speculation: str | int | Path) -> tuple[list[list[in
 
 
 @pytest.fixture(scope="module")
-def plain(engine_path: Path) -> list[list[int]]:
-    return run(engine_path)[0]
+def plain(engine_path: Path, layout: str) -> list[list[int]]:
+    return run(engine_path, layout)[0]
 
 
 def accepted(log: str) -> list[int]:
@@ -64,15 +69,16 @@ def accepted(log: str) -> list[int]:
     return [int(line.split("(")[1].split()[0]) for line in log.splitlines() if "draft acceptance" in line]
 
 
-def test_draft_model(engine_path: Path, plain: list[list[int]]) -> None:
+def test_draft_model(engine_path: Path, layout: str, plain: list[list[int]]) -> None:
     """With a draft model the ids are those without, and drafts are accepted to the last round."""
-    ids, log = run(engine_path, "--spec-type", "draft-simple", "--spec-draft-model", tiny_model("draft"), "--spec-draft-n-max", 4)
+    draft = ("--spec-type", "draft-simple", "--spec-draft-model", tiny_model("draft"), "--spec-draft-n-max", 4)
+    ids, log = run(engine_path, layout, *draft)
     assert ids == plain
     counts = accepted(log)
     assert sum(counts[-N_SESSIONS * 5 :]) > 0
 
 
-def test_ngram_draft(engine_path: Path, plain: list[list[int]]) -> None:
+def test_ngram_draft(engine_path: Path, layout: str, plain: list[list[int]]) -> None:
     """With n-gram drafts the ids are those without."""
-    ids, _ = run(engine_path, "--spec-type", "ngram-simple", "--spec-draft-n-max", 4)
+    ids, _ = run(engine_path, layout, "--spec-type", "ngram-simple", "--spec-draft-n-max", 4)
     assert ids == plain

@@ -23,15 +23,27 @@ def common(left: list[int], right: list[int]) -> int:
 
 
 class FakeEngine:
-    """The engine. `gate` is awaited before each chunk of a prefill and each token; replace it to hold the engine."""
+    """The engine. Without `unified` nothing is shared: each sequence has a stream of `n_ctx` cells.
 
-    def __init__(self, *, n_slots: int = 4, max_pools: int = 4, n_ctx: int = 4096, fingerprint: str = "00000000000000aa") -> None:
+    `gate` is awaited before each chunk of a prefill and each token; replace it to hold the engine.
+    """
+
+    def __init__(
+        self,
+        *,
+        n_slots: int = 4,
+        max_pools: int = 4,
+        n_ctx: int = 4096,
+        fingerprint: str = "00000000000000aa",
+        unified: bool = True,
+    ) -> None:
         self.key = secrets.token_hex(8)
         self.api_key: str | None = None
         self.has_verbs = True
         self.major = 1
         self.prefix_sharing = "any"
         self.n_slots, self.max_pools, self.n_ctx, self.fingerprint = n_slots, max_pools, n_ctx, fingerprint
+        self.n_streams = 1 if unified else n_slots + max_pools
         self.tokenizer = ToyTokenizer()
         self.running = asyncio.Event()
         self.running.set()
@@ -104,7 +116,12 @@ class FakeEngine:
             "max_pools": self.max_pools,
             "n_seq_max": self.n_slots + self.max_pools,
             "pools_price_bytes": 0,
-            "kv": {"unified": True, "cells": self.n_ctx, "bytes_per_token": 100},
+            "kv": {
+                "unified": self.n_streams == 1,
+                "streams": self.n_streams,
+                "cells": self.n_ctx * self.n_streams,
+                "bytes_per_token": 100,
+            },
             "prefix_sharing": self.prefix_sharing,
             "prefix_sharing_why": "a toy",
             "context_shift": False,
@@ -128,7 +145,7 @@ class FakeEngine:
             "update": self.update,
             "phase": "ready",
             "t_us": self.t_us,
-            "cells": {"used": self.used_cells(), "total": self.n_ctx},
+            "cells": {"used": self.used_cells(), "total": self.n_ctx * self.n_streams},
         }
 
     # -- events -----------------------------------------------------------------------------------------------------------
@@ -214,13 +231,18 @@ class FakeEngine:
         self.gens[number] = self.gens.get(number, 0) + 1
         return number, f"{number}.{self.gens[number]}"
 
+    def share_cells(self, cells: list[int]) -> list[int]:
+        """The same cells, or copies of them."""
+        return list(cells) if self.n_streams == 1 else [next(self._cells) for _ in cells]
+
     def take_cells(self, n: int) -> list[int]:
+        total = self.n_ctx * self.n_streams
         for slot in sorted(self.slots, key=lambda s: s.used_at):
-            if self.used_cells() + n <= self.n_ctx:
+            if self.used_cells() + n <= total:
                 break
             if slot.state == "idle":
                 slot.clear()
-        if self.used_cells() + n > self.n_ctx:
+        if self.used_cells() + n > total:
             raise EngineFaultError(422, "too_long", "the cache is full")
         return [next(self._cells) for _ in range(n)]
 
@@ -255,7 +277,7 @@ class FakeEngine:
             slot = next(s for s in self.slots if s.session == body["session"])
             n = body.get("n_tokens", len(slot.tokens))
             number, ref = self.new_ref()
-            made = self.seqs[number] = Seq(ref, slot.tokens[:n], slot.cells[:n])
+            made = self.seqs[number] = Seq(ref, slot.tokens[:n], self.share_cells(slot.cells[:n]))
             base, shared = slot.seq, min(n, slot.n_shared)
             if n > slot.n_shared:
                 slot.seq, slot.n_shared = ref, n
@@ -266,7 +288,7 @@ class FakeEngine:
         tokens = body["tokens"]
         parent = self.seq(body["parent_seq"]) if body.get("parent_seq") else None
         shared = min(common(parent.tokens, tokens), body.get("branch_pos", len(tokens))) if parent else 0
-        cells = list(parent.cells[:shared]) if parent else []
+        cells = self.share_cells(parent.cells[:shared]) if parent else []
         boot = self.boot_id
         for start in range(shared, len(tokens), 64):
             yield "progress", {"total": len(tokens), "cached": shared, "processed": start - shared, "t_ms": 0}
@@ -286,6 +308,7 @@ class FakeEngine:
         yield "done", self._made(made, body.get("parent_seq"), shared)
 
     def _made(self, seq: Seq, base: str | None, shared: int, **more: object) -> dict:
+        shared = shared if self.n_streams == 1 else 0
         facts = {"seq": seq.ref, "n_tokens": len(seq.tokens), "base": base if shared else None, "n_shared": shared}
         return {**facts, "cells": len(seq.cells), "update": self.publish(), **more}
 
@@ -328,7 +351,7 @@ class FakeEngine:
         shared, miss = (gain, None) if gain > own else (0, self._miss(ask, seq, gain, own))
         if shared:
             assert seq is not None
-            slot.cells, slot.seq, slot.n_shared = seq.cells[:shared], seq.ref, shared
+            slot.cells, slot.seq, slot.n_shared = self.share_cells(seq.cells[:shared]), seq.ref, shared
         else:
             slot.cells = slot.cells[:own]
             slot.n_shared = min(slot.n_shared, own)

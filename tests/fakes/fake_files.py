@@ -25,8 +25,9 @@ async def save(engine: FakeEngine, ref: str, body: dict) -> dict:
     engine.maybe_fail("save")
     path, start = _path(body), body.get("from", 0)
     seq = _there(engine, ref)
-    if start >= len(seq.tokens) or (start and engine.prefix_sharing != "any"):
-        raise EngineFaultError(400, "invalid_request_error", "from must be below the length of the sequence, 0 on this model")
+    if start >= len(seq.tokens) or (start and (engine.prefix_sharing != "any" or engine.n_streams > 1)):
+        message = "from must be below the length of the sequence, 0 on this model or cache"
+        raise EngineFaultError(400, "invalid_request_error", message)
     for _ in range(start, len(seq.tokens), PART):
         await engine.gate()
         _there(engine, ref)
@@ -102,8 +103,12 @@ def _kv_bytes(engine: FakeEngine, n: int) -> int:
     return n * engine.hello()["kv"]["bytes_per_token"]
 
 
+def _identity(engine: FakeEngine) -> str:
+    return f"{engine.fingerprint}/{engine.n_streams}"
+
+
 def _packed(engine: FakeEngine, seq: Seq, start: int) -> bytes:
-    head = json.dumps({"fingerprint": engine.fingerprint, "tokens": seq.tokens, "from": start}).encode()
+    head = json.dumps({"fingerprint": _identity(engine), "tokens": seq.tokens, "from": start}).encode()
     data = struct.pack("<I", len(head)) + head + bytes(_kv_bytes(engine, len(seq.tokens) - start))
     data = MAGIC + struct.pack("<Q", len(MAGIC) + 8 + len(data) + 32) + data
     return data + hashlib.sha256(data).digest()
@@ -120,6 +125,6 @@ def _unpacked(engine: FakeEngine, path: Path) -> tuple[list[int], int]:
         raise EngineFaultError(409, "file_refused", "the file is damaged: its hash is wrong")
     (size,) = struct.unpack("<I", data[16:20])
     head = json.loads(data[20 : 20 + size])
-    if head["fingerprint"] != engine.fingerprint:
+    if head["fingerprint"] != _identity(engine):
         raise EngineFaultError(409, "file_refused", "the file is of another model, build or cache type")
     return head["tokens"], head["from"]

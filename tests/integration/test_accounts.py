@@ -3,6 +3,8 @@
 import random
 from pathlib import Path
 
+import pytest
+
 from tests.fakes.fake_engine import FakeEngine
 from tests.integration.rig import Rig, rig
 
@@ -39,10 +41,11 @@ async def test_every_byte_is_somebody_s_once(tmp_path: Path) -> None:
         assert [s["marginal_kv_bytes"] for s in shown[1]["sessions"]] == [0]
 
 
-async def test_random_lives_add_up(tmp_path: Path) -> None:
+@pytest.mark.parametrize("unified", [True, False])
+async def test_random_lives_add_up(tmp_path: Path, unified: bool) -> None:
     """After each of many random creates, forks, requests, snapshots, evictions and releases the sum is exact."""
     dice = random.Random(7)
-    async with rig(tmp_path, FakeEngine(max_pools=6, n_slots=3)) as proxy:
+    async with rig(tmp_path, FakeEngine(max_pools=6, n_slots=3, unified=unified)) as proxy:
         for _ in range(120):
             pools = list(proxy.runtime.hub.ledger.tree)
             pool = dice.choice(pools) if pools else None

@@ -44,6 +44,32 @@ static bool layout_is_explicit(int argc, char ** argv) {
     return std::getenv("LLAMA_ARG_KV_UNIFIED") || std::getenv("LLAMA_ARG_NO_KV_UNIFIED");
 }
 
+// the pools take a stream each. n_ctx is the size of all streams: it grows with them, so that the context of a slot stays what it is
+static bool prepare_split(common_params & params) {
+    auto & settings = polykv_get_settings();
+
+    if (params.n_ctx <= 0) {
+        settings.max_pools  = 0;
+        settings.off_reason = "the KV cache is split (--no-kv-unified) and -c does not say how large it is; give -c, or leave --no-kv-unified out";
+        LOG_WRN("polykv: pools are off: %s\n", settings.off_reason.c_str());
+        return true;
+    }
+
+    const int64_t n_ctx_slot = GGML_PAD(GGML_PAD((int64_t) params.n_ctx, 256) / params.n_parallel, 256); // as llama_context does
+    const int64_t n_ctx      = n_ctx_slot * (params.n_parallel + settings.max_pools);
+    if (n_ctx > INT32_MAX) {
+        LOG_ERR("polykv: %d pools on a split KV cache take a stream of %lld cells each, %lld in all, and %d is the limit; use a smaller --polykv-max-pools or -c, or leave --no-kv-unified out\n",
+            settings.max_pools, (long long) n_ctx_slot, (long long) n_ctx, INT32_MAX);
+        return false;
+    }
+
+    LOG_WRN("polykv: split KV cache: %d pools take a stream of %d cells each, -c grows from %d to %d; without --no-kv-unified they would share cells\n",
+        settings.max_pools, (int) n_ctx_slot, params.n_ctx, (int) n_ctx);
+    settings.split = true;
+    params.n_ctx   = (int32_t) n_ctx;
+    return true;
+}
+
 bool polykv_prepare(common_params & params, int argc, char ** argv) {
     auto & settings = polykv_get_settings();
 
@@ -51,7 +77,7 @@ bool polykv_prepare(common_params & params, int argc, char ** argv) {
         return true;
     }
 
-    const int32_t n_free = (int32_t) llama_max_parallel_sequences() - params.n_parallel - POLYKV_N_SPARE;
+    const int32_t n_free = (int32_t) llama_max_parallel_sequences() - params.n_parallel - 1;
     if (settings.max_pools > n_free) {
         LOG_ERR("polykv: --polykv-max-pools %d and %d slots exceed the %d sequence ids of a context; use --polykv-max-pools %d or fewer slots (-np)\n",
             settings.max_pools, params.n_parallel, (int) llama_max_parallel_sequences(), std::max(0, n_free));
@@ -59,14 +85,10 @@ bool polykv_prepare(common_params & params, int argc, char ** argv) {
     }
 
     if (!params.kv_unified && layout_is_explicit(argc, argv)) {
-        // the ids of the pools would each take a stream and shrink the context of every slot
-        settings.max_pools  = 0;
-        settings.off_reason = "the KV cache is split (--no-kv-unified); leave that option out";
-        LOG_WRN("polykv: pools are off: %s\n", settings.off_reason.c_str());
-        return true;
-    }
-
-    if (!params.kv_unified) {
+        if (!prepare_split(params)) {
+            return false;
+        }
+    } else if (!params.kv_unified) {
         params.kv_unified = true;
         settings.n_ctx_slot_cap = -1; // known once the context exists, see polykv_n_ctx_slot()
         if (params.n_ctx > 0) {
@@ -92,7 +114,7 @@ void polykv_context_params(llama_context_params & cparams) {
         return;
     }
 
-    cparams.n_seq_max += settings.max_pools + POLYKV_N_SPARE;
+    cparams.n_seq_max += settings.n_reserved();
     if (cparams.n_outputs_max > 0) {
         cparams.n_outputs_max = std::max(cparams.n_outputs_max, cparams.n_seq_max);
     }

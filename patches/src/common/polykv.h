@@ -11,17 +11,18 @@
 struct common_params;
 struct common_arg;
 
-// one more sequence id, for copying parts of a pool to and from a file
-constexpr int32_t POLYKV_N_SPARE = 1;
-
 struct polykv_settings {
-    int32_t max_pools = 0;      // sequence ids reserved above the slots, 0 = off
+    int32_t max_pools = 0;      // pools that can be resident at once, 0 = off
     int32_t n_ctx_slot_cap = 0; // context of one slot where the cache was made unified for the pools, 0 = no cap
+    bool    split = false;      // each sequence has a stream of its own: prefixes are copied, never shared
 
     std::string key;            // callers of the engine protocol must send it, empty = no protocol
     std::string off_reason;     // why pools are off although they were asked for
 
     bool on() const { return max_pools > 0; }
+
+    // sequence ids above those of the slots. on a unified cache one more, for copying parts of a pool to and from a file
+    int32_t n_reserved() const { return on() ? max_pools + !split : 0; }
 };
 
 // written while arguments are parsed and by polykv_prepare(), read-only afterwards

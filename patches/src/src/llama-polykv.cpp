@@ -52,21 +52,29 @@ llama_polykv_info llama_polykv_get_info(const llama_context * ctx, uint32_t n_re
     const auto parts = polykv_get_parts(ctx);
 
     llama_polykv_info res = {};
-    res.kind = parts.kind;
+    res.kind      = parts.kind;
+    res.n_streams = parts.base ? parts.base->get_n_stream() : 1;
 
     if (parts.base) {
         res.n_cells        = parts.base->get_size();
-        res.bytes_per_cell = n_bytes(*parts.base) / std::max<uint64_t>(1, (uint64_t) res.n_cells * parts.base->get_n_stream());
+        res.bytes_per_cell = n_bytes(*parts.base) / std::max<uint64_t>(1, (uint64_t) res.n_cells * res.n_streams);
+        if (res.n_streams > 1) {
+            res.price_bytes += res.bytes_per_cell * res.n_cells * n_reserved;
+        }
     }
     if (parts.swa) {
         res.n_cells_swa        = parts.swa->get_size();
-        res.bytes_per_cell_swa = n_bytes(*parts.swa) / std::max<uint64_t>(1, (uint64_t) res.n_cells_swa * parts.swa->get_n_stream());
+        res.bytes_per_cell_swa = n_bytes(*parts.swa) / std::max<uint64_t>(1, (uint64_t) res.n_cells_swa * res.n_streams);
 
-        // the ring of a unified cache holds n_swa cells a sequence, see llama_kv_cache_iswa()
-        const uint32_t n_swa   = llama_get_model(ctx)->hparams.n_swa;
-        const uint32_t n_fewer = llama_n_seq_max(ctx) - std::min(n_reserved, llama_n_seq_max(ctx));
-        const uint32_t n_stock = GGML_PAD(std::min(res.n_cells, n_swa*n_fewer + llama_n_ubatch(ctx)), 256);
-        res.price_bytes += res.bytes_per_cell_swa * (res.n_cells_swa - std::min(res.n_cells_swa, n_stock));
+        uint32_t n_more = res.n_cells_swa * n_reserved;
+        if (res.n_streams == 1) {
+            // the ring of a unified cache holds n_swa cells a sequence, see llama_kv_cache_iswa()
+            const uint32_t n_swa   = llama_get_model(ctx)->hparams.n_swa;
+            const uint32_t n_fewer = llama_n_seq_max(ctx) - std::min(n_reserved, llama_n_seq_max(ctx));
+            const uint32_t n_stock = GGML_PAD(std::min(res.n_cells, n_swa*n_fewer + llama_n_ubatch(ctx)), 256);
+            n_more = res.n_cells_swa - std::min(res.n_cells_swa, n_stock);
+        }
+        res.price_bytes += res.bytes_per_cell_swa * n_more;
     }
     if (parts.recr) {
         res.bytes_per_row = n_bytes(*parts.recr) / std::max<uint32_t>(1, parts.recr->size);
@@ -135,11 +143,31 @@ void llama_polykv_trim_window(llama_context * ctx, llama_seq_id seq_id, llama_po
     }
 }
 
-void llama_polykv_share_base(llama_context * ctx, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos n) {
-    const auto parts = polykv_get_parts(ctx);
+// a memory that cannot cut the copy refuses: the caller finds out by its positions
+static void seq_cp(llama_context * ctx, llama_memory_i & mem, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos n) {
+    const auto * base = polykv_get_parts(ctx).base;
 
-    if (parts.base) {
-        parts.base->seq_cp(seq_id_src, seq_id_dst, 0, n);
+    if (!base || base->get_n_stream() == 1) {
+        mem.seq_cp(seq_id_src, seq_id_dst, n < 0 ? -1 : 0, n);
+        return;
+    }
+
+    mem.seq_cp(seq_id_src, seq_id_dst, -1, -1);
+    if (n >= 0) {
+        mem.seq_rm(seq_id_dst, n, -1);
+    }
+    ctx->memory_update(false);
+}
+
+void llama_polykv_seq_cp(llama_context * ctx, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos n) {
+    if (auto * mem = llama_get_memory(ctx)) {
+        seq_cp(ctx, *mem, seq_id_src, seq_id_dst, n);
+    }
+}
+
+void llama_polykv_seq_cp_base(llama_context * ctx, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos n) {
+    if (auto * base = polykv_get_parts(ctx).base) {
+        seq_cp(ctx, *base, seq_id_src, seq_id_dst, n);
     }
 }
 

@@ -17,8 +17,9 @@ enum llama_polykv_class {
 struct llama_polykv_info {
     llama_polykv_class kind;
 
-    uint32_t n_cells;          // size of the (base) KV cache
-    uint32_t n_cells_swa;      // size of the sliding-window KV cache
+    uint32_t n_streams;        // of a split cache one a sequence, else 1
+    uint32_t n_cells;          // size of a stream of the (base) KV cache
+    uint32_t n_cells_swa;      // size of a stream of the sliding-window KV cache
     uint64_t bytes_per_cell;   // of the (base) KV cache
     uint64_t bytes_per_cell_swa;
     uint64_t bytes_per_row;    // recurrent state of one sequence
@@ -36,8 +37,12 @@ LLAMA_API uint32_t llama_polykv_n_cells(const struct llama_context * ctx, llama_
 // drop the cells of seq_id that no token at a position >= n_past can see. shared window cells that are kept needlessly pin the ring
 LLAMA_API void llama_polykv_trim_window(struct llama_context * ctx, llama_seq_id seq_id, llama_pos n_past);
 
-// share the positions [0, n) of the base cache; window cells and recurrent state stay behind, they come from a checkpoint
-LLAMA_API void llama_polykv_share_base(struct llama_context * ctx, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos n);
+// give the positions [0, n) of a sequence, all of them if n < 0, to another one that has none. on a unified cache they share the
+// cells; on a split one the whole stream is copied, at once: until upstream copies it, at the next decode, nobody may touch the two
+LLAMA_API void llama_polykv_seq_cp(struct llama_context * ctx, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos n);
+
+// the same for the base cache alone; window cells and recurrent state stay behind, they come from a checkpoint
+LLAMA_API void llama_polykv_seq_cp_base(struct llama_context * ctx, llama_seq_id seq_id_src, llama_seq_id seq_id_dst, llama_pos n);
 
 // true if the memory holds what a token at position n_past of seq_id attends to, and nothing beyond. a wrong copy would abort the process later
 LLAMA_API bool llama_polykv_verify(const struct llama_context * ctx, llama_seq_id seq_id, llama_pos n_past);

@@ -11,7 +11,7 @@ import pytest
 
 from polykv_proxy.engine.address import RunFolder, from_url
 from polykv_proxy.engine.binary import EngineBinary, find_binary, inspect_binary
-from polykv_proxy.engine.command import EngineOptions, check_args, check_model, command, option_value
+from polykv_proxy.engine.command import EngineOptions, asks_for_split_cache, check_args, check_model, command, option_value
 from polykv_proxy.engine.gguf_header import auto_pools, read_header
 from polykv_proxy.engine.output import OutputLog
 from polykv_proxy.errors import SettingsError
@@ -110,6 +110,18 @@ def test_auto_pools_follow_the_architecture(tmp_path: Path) -> None:
     assert read_header(plain).arch == "llama"
     assert [auto_pools(path) for path in (plain, window, state, None)] == [16, 4, 4, 4]
     assert auto_pools(_gguf(tmp_path / "d", ("general.architecture", 8, _text("newthing")))) == 4
+    assert auto_pools(plain, split=True) == 4
+
+
+def test_who_asks_for_a_split_cache() -> None:
+    """The last argument decides, then the environment as the engine reads it."""
+    on, off = {"LLAMA_ARG_KV_UNIFIED": "1"}, {"LLAMA_ARG_KV_UNIFIED": "off"}
+    assert not asks_for_split_cache([], {})
+    assert not asks_for_split_cache([], on)
+    assert asks_for_split_cache([], off)
+    assert asks_for_split_cache([], {"LLAMA_ARG_NO_KV_UNIFIED": "1"})
+    assert asks_for_split_cache(["-kvu", "--no-kv-unified"], on)
+    assert not asks_for_split_cache(["-no-kvu", "--kv-unified"], off)
 
 
 @pytest.mark.parametrize("data", [b"", b"PK\3\4" + bytes(40), struct.pack("<4sIQQ", b"GGUF", 3, 0, 9) + b"\xff" * 40])

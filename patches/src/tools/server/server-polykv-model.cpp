@@ -68,9 +68,9 @@ static std::string polykv_fingerprint(const llama_model * model, const std::stri
     return string_format("%016llx", (unsigned long long) hash.state);
 }
 
-std::string polykv_kv_identity(const common_params & params) {
-    std::string res = string_format("%s %s fa%d rope%d/%g/%g yarn%g/%g/%g/%g/%d %s",
-        ggml_type_name(params.cache_type_k), ggml_type_name(params.cache_type_v), (int) params.flash_attn_type,
+std::string polykv_kv_identity(const common_params & params, uint32_t n_streams) {
+    std::string res = string_format("%s %s s%u fa%d rope%d/%g/%g yarn%g/%g/%g/%g/%d %s",
+        ggml_type_name(params.cache_type_k), ggml_type_name(params.cache_type_v), n_streams, (int) params.flash_attn_type,
         (int) params.rope_scaling_type, params.rope_freq_base, params.rope_freq_scale,
         params.yarn_ext_factor, params.yarn_attn_factor, params.yarn_beta_fast, params.yarn_beta_slow, params.yarn_orig_ctx, llama_build_info());
     for (const auto & cv : params.control_vectors) {
@@ -87,7 +87,7 @@ json polykv_hello(const llama_model * model, const std::string & path, const std
     if (settings.on()) {
         switch (mem.kind) {
             case LLAMA_POLYKV_CLASS_NONE:      why = "this model has no memory that can be shared";                          break;
-            case LLAMA_POLYKV_CLASS_ANY:       sharing = "any";        why = "plain attention over a unified cache";         break;
+            case LLAMA_POLYKV_CLASS_ANY:       sharing = "any";        why = settings.split ? "plain attention over a split cache: a prefix is copied, with the whole stream" : "plain attention over a unified cache"; break;
             case LLAMA_POLYKV_CLASS_WINDOW:    sharing = "checkpoint"; why = "sliding-window attention: a whole pool, or up to one of its checkpoints"; break;
             case LLAMA_POLYKV_CLASS_RECURRENT: sharing = "checkpoint"; why = "recurrent or hybrid state: a whole pool, or up to one of its checkpoints"; break;
         }
@@ -112,8 +112,9 @@ json polykv_hello(const llama_model * model, const std::string & path, const std
         {"max_pools",         settings.max_pools},
         {"pools_price_bytes", mem.price_bytes},
         {"kv", {
-            {"cells",                   mem.n_cells},
-            {"cells_swa",               mem.n_cells_swa},
+            {"streams",                 mem.n_streams},
+            {"cells",                   mem.n_cells * mem.n_streams},
+            {"cells_swa",               mem.n_cells_swa * mem.n_streams},
             {"bytes_per_token",         mem.bytes_per_cell},
             {"bytes_per_token_swa",     mem.bytes_per_cell_swa},
             {"bytes_recurrent_per_seq", mem.bytes_per_row},

@@ -465,9 +465,10 @@ static server_http_res_ptr handle_save(server_context & ctx_server, const server
         return make_error(410, "stale_seq", "there is no sequence " + req.get_param("seq") + " any more");
     }
     const int32_t n = (int32_t) record.tokens->size();
-    const bool whole = polykv_get_hub().hello_json().value("prefix_sharing", "") != "any"; // states cannot be cut into parts
+    const json hello = polykv_get_hub().hello_json();
+    const bool whole = hello.value("prefix_sharing", "") != "any" || !hello.at("kv").value("unified", true); // cannot be cut into parts
     if (file.from >= n || (whole && file.from > 0)) {
-        return make_error(400, "invalid_request_error", whole ? "this model can save a whole sequence only: from must be 0" : "from must be below the length of the sequence");
+        return make_error(400, "invalid_request_error", whole ? "with this model or cache a whole sequence can be saved only: from must be 0" : "from must be below the length of the sequence");
     }
 
     try {

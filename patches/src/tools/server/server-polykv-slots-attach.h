@@ -63,11 +63,12 @@ server_slot * server_context_impl::polykv_get_slot(const server_task & task) {
     return res;
 }
 
-// like try_clear_idle_slots(): sessions last, then the least recently used; a slot with only shared cells frees nothing
+// like try_clear_idle_slots(): sessions last, then the least recently used; a slot with only shared cells frees nothing, and
+// none does on a split cache
 bool server_context_impl::polykv_clear_idle_slot() {
     server_slot * res = nullptr;
     for (auto & slot : slots) {
-        if (slot.is_processing() || slot.prompt.n_tokens() <= slot.prompt.share.n) {
+        if (polykv_split() || slot.is_processing() || slot.prompt.n_tokens() <= slot.prompt.share.n) {
             continue;
         }
         if (!res || polykv_t_last_used(slot) < polykv_t_last_used(*res)) {
@@ -151,10 +152,8 @@ int server_context_impl::polykv_attach(server_slot & slot, int n_past) {
     bool ok = true;
     if (checkpoint) {
         ok = polykv_restore(slot, params.seq, *checkpoint);
-    } else if (n == n_pool) {
-        slot.mem.seq_cp(params.seq.seq, slot.id, -1, -1);
     } else {
-        slot.mem.seq_cp(params.seq.seq, slot.id, 0, n);
+        polykv_seq_cp(params.seq.seq, slot.id, n == n_pool ? -1 : n);
     }
     llama_polykv_trim_window(ctx_tgt, slot.id, n);
 
@@ -200,9 +199,9 @@ bool server_context_impl::polykv_restore(server_slot & slot, const polykv_seq_id
         return data.empty() || llama_state_seq_set_data_ext(ctx, data.data(), data.size(), slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) == data.size();
     };
 
-    llama_polykv_share_base(ctx_tgt, seq.seq, slot.id, checkpoint.n_tokens);
+    llama_polykv_seq_cp_base(ctx_tgt, seq.seq, slot.id, checkpoint.n_tokens);
     if (ctx_dft) {
-        llama_memory_seq_cp(llama_get_memory(ctx_dft), seq.seq, slot.id, 0, checkpoint.n_tokens);
+        llama_polykv_seq_cp(ctx_dft, seq.seq, slot.id, checkpoint.n_tokens);
     }
     if (!load(ctx_tgt, checkpoint.data_tgt) || (ctx_dft && !load(ctx_dft, checkpoint.data_dft))) {
         return false;

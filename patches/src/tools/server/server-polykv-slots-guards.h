@@ -67,8 +67,8 @@ bool server_context_impl::polykv_is_decoded(const server_slot & slot, int32_t of
 
 // no cell is free. true: try again, an idle slot, the drafts or one request gave way
 bool server_context_impl::polykv_make_room(int32_t n_batch, int32_t off) {
-    if (!polykv_pools()) {
-        return false;
+    if (!polykv_pools() || polykv_split()) {
+        return false; // the stream of a split cache is as large as the context of its slot: it is never full
     }
     if (try_clear_idle_slots()) {
         return true;
@@ -88,7 +88,7 @@ bool server_context_impl::polykv_make_room(int32_t n_batch, int32_t off) {
         return false; // smaller batches are tried first
     }
 
-    // a parent and its waiting children are one unit; a split cache is full for one slot only
+    // a parent and its waiting children are one unit
     server_slot * victim = nullptr;
     int n_processing = 0;
     for (auto & slot : slots) {

@@ -39,6 +39,17 @@ polykv_checkpoints server_context_impl::polykv_get_checkpoints(const server_slot
     return res;
 }
 
+void server_context_impl::polykv_seq_cp(llama_seq_id src, llama_seq_id dst, int n) const {
+    llama_polykv_seq_cp(ctx_tgt, src, dst, n);
+    if (ctx_dft) {
+        llama_polykv_seq_cp(ctx_dft, src, dst, n);
+    }
+}
+
+bool server_context_impl::polykv_whole_only() const {
+    return polykv_memory.kind != LLAMA_POLYKV_CLASS_ANY || polykv_split();
+}
+
 // the cells of slot become those of the sequence; false: the reservation is gone
 bool server_context_impl::polykv_fill(const server_slot & slot, const polykv_seq_id & dst, int n) {
     slot.mem.seq_rm(dst.seq, -1, -1);
@@ -50,12 +61,10 @@ bool server_context_impl::polykv_fill(const server_slot & slot, const polykv_seq
             return false;
         }
         if (ctx_dft) {
-            llama_memory_seq_cp(llama_get_memory(ctx_dft), slot.id, dst.seq, -1, -1);
+            llama_polykv_seq_cp(ctx_dft, slot.id, dst.seq, -1);
         }
-    } else if (n == slot.prompt.n_tokens()) {
-        slot.mem.seq_cp(slot.id, dst.seq, -1, -1);
     } else {
-        slot.mem.seq_cp(slot.id, dst.seq, 0, n);
+        polykv_seq_cp(slot.id, dst.seq, n == slot.prompt.n_tokens() ? -1 : n);
     }
     llama_polykv_trim_window(ctx_tgt, dst.seq, n);
 
@@ -75,13 +84,13 @@ bool server_context_impl::polykv_fill(const server_slot & slot, const polykv_seq
     return true;
 }
 
-// the last word about a sequence that was made: the first tokens of it may be cells of another one
+// the last word about a sequence that was made: on a unified cache its first tokens may be cells of another one
 void server_context_impl::polykv_done(int id_task, const polykv_seq_id & seq, const polykv_share & share, bool with_tokens) {
     polykv_seq_record record;
     polykv_get_hub().find(seq, record);
 
     const int n_tokens = (int) record.tokens->size();
-    const int n_shared = share.seq.empty() ? 0 : std::min(share.n, n_tokens);
+    const int n_shared = share.seq.empty() || polykv_split() ? 0 : std::min(share.n, n_tokens);
 
     json data = {
         {"seq",      seq.str()},
@@ -219,7 +228,7 @@ void server_context_impl::polykv_read_part(int id_task, const polykv_op & op) {
         return;
     }
 
-    const bool whole = polykv_memory.kind != LLAMA_POLYKV_CLASS_ANY;
+    const bool whole = polykv_whole_only();
     const llama_seq_id src = whole ? op.seq.seq : polykv_spare_seq();
 
     if (!whole) {
@@ -247,7 +256,7 @@ void server_context_impl::polykv_write_part(int id_task, const polykv_op & op) {
         return;
     }
 
-    const bool whole = polykv_memory.kind != LLAMA_POLYKV_CLASS_ANY;
+    const bool whole = polykv_whole_only();
     const llama_seq_id dst = whole ? op.seq.seq : polykv_spare_seq();
 
     const auto set = [&](llama_context * ctx, const std::vector<uint8_t> & data) {
@@ -280,7 +289,7 @@ void server_context_impl::polykv_finish(int id_task, const polykv_op & op) {
             polykv_reply(id_task, { 409, "file_refused", "parent_seq does not hold the tokens before the saved ones" }, {});
             return;
         }
-        slots[0].mem.seq_cp(op.parent.seq, op.seq.seq, 0, op.from);
+        polykv_seq_cp(op.parent.seq, op.seq.seq, op.from);
     }
     if (!llama_polykv_verify(ctx_tgt, op.seq.seq, n)) {
         polykv_reply(id_task, { 409, "file_refused", "the restored positions are not those of the saved sequence" }, {});

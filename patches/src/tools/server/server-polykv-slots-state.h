@@ -6,7 +6,7 @@ void server_context_impl::polykv_boot() {
 
     polykv_slots.assign(slots.size(), {});
     polykv_no_draft = false;
-    polykv_memory   = llama_polykv_get_info(ctx_tgt, settings.on() ? settings.max_pools + POLYKV_N_SPARE : 0);
+    polykv_memory   = llama_polykv_get_info(ctx_tgt, settings.n_reserved());
 
     for (int i = params_base.n_parallel; i < (int) llama_n_seq_max(ctx_tgt); ++i) {
         llama_set_sampler(ctx_tgt, i, nullptr); // backend sampling gave every id one
@@ -23,8 +23,8 @@ void server_context_impl::polykv_boot() {
         hello["context_shift"]            = params_base.ctx_shift;
         hello["cache_reuse"]              = params_base.n_cache_reuse;
         hello["speculative"]              = spec != nullptr;
-        hello["kv"]["unified"]            = params_base.kv_unified;
-        hello["kv_identity"]              = polykv_kv_identity(params_base);
+        hello["kv"]["unified"]            = !polykv_split();
+        hello["kv_identity"]              = polykv_kv_identity(params_base, polykv_memory.n_streams);
         hello["model"]["multimodal"]      = mctx != nullptr;
         polykv_get_hub().boot(params_base.n_parallel, settings.max_pools, std::move(hello));
         polykv_publish();
@@ -67,7 +67,7 @@ uint64_t server_context_impl::polykv_publish() {
         return 0;
     }
     polykv_state res;
-    res.n_cells      = polykv_memory.n_cells;
+    res.n_cells      = polykv_memory.n_cells * polykv_memory.n_streams;
     res.n_cells_used = llama_polykv_n_used(ctx_tgt);
     for (const auto & slot : slots) {
         if (slot.is_processing() && slot.stats.n_gen > 0 && !polykv_slots[slot.id].first_token) {

@@ -263,8 +263,8 @@ polykv_file polykv_read_file (const std::string & path, const std::string & fing
 // what hello says of a model and its memory
 common_json polykv_hello(const struct llama_model * model, const std::string & path, const std::string & name, const struct llama_polykv_info & mem);
 
-// what saved KV depends on beside the model: cache types, position encoding, build
-std::string polykv_kv_identity(const common_params & params);
+// what saved KV depends on beside the model: cache types and streams, position encoding, build
+std::string polykv_kv_identity(const common_params & params, uint32_t n_streams);
 
 // an error of the protocol, known to the caller by its type
 struct polykv_error {
