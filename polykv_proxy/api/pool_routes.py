@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 
 from polykv_proxy.api.context import ApiContext, read_body
+from polykv_proxy.api.pages import PoolsPage, subtree_page
 from polykv_proxy.api.queries import find, flag, tagged, whole
 from polykv_proxy.api.waiting import CLIENT_LEFT, as_events, first_step, outcome, outcome_for
 from polykv_proxy.api.wire import CreatePool, ForkPool, parse
@@ -26,6 +27,7 @@ def pool_routes(context: ApiContext) -> APIRouter:
     """The routes."""
     router = APIRouter()
     runtime = context.runtime
+    pages = PoolsPage()
 
     @router.post("/polykv/pools")
     async def create_pool(request: Request) -> Response:
@@ -50,13 +52,13 @@ def pool_routes(context: ApiContext) -> APIRouter:
     @router.get("/polykv/pools")
     async def list_pools(request: Request) -> Response:
         depth = whole(request, "depth", at_least=1)
-        return tagged(request, runtime.view.pools(runtime.hub.hello, await runtime.state(), depth))
+        return tagged(request, pages.pools(await runtime.look(), depth))
 
     @router.get("/polykv/pools/{key}")
     async def show_pool(request: Request, key: str) -> Response:
         depth = whole(request, "depth", at_least=0)
-        state = await runtime.state()
-        return tagged(request, runtime.view.subtree(find(context, key), runtime.hub.hello, state, depth))
+        view = await runtime.look()
+        return tagged(request, subtree_page(view, find(context, key).pool_id, depth))
 
     return router
 

@@ -9,7 +9,9 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from polykv_proxy.api.context import ApiContext
+from polykv_proxy.api.pages import sessions_page
 from polykv_proxy.errors import ApiError
+from polykv_proxy.runtime.rows import as_json
 
 
 def session_routes(context: ApiContext) -> APIRouter:
@@ -19,15 +21,15 @@ def session_routes(context: ApiContext) -> APIRouter:
 
     @router.get("/polykv/sessions")
     async def list_sessions() -> Response:
-        return JSONResponse(runtime.view.sessions(await runtime.state()))
+        return JSONResponse(sessions_page(await runtime.look()))
 
     @router.get("/polykv/sessions/{session_id:path}")
     async def show_session(session_id: str) -> Response:
-        state = await runtime.state()
-        session = runtime.hub.ledger.sessions.get(session_id)
+        view = await runtime.look()
+        session = next((row for row in view.sessions if row.session_id == session_id), None)
         if session is None:
             raise ApiError("session_not_found", f"there is no session {session_id!r}; GET /polykv/sessions lists those there are")
-        return JSONResponse(runtime.view.session(session, state))
+        return JSONResponse({**as_json(session), "seq": view.seq, "ts": view.ts})
 
     @router.delete("/polykv/sessions/{session_id:path}")
     async def end_session(session_id: str) -> Response:

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from polykv_proxy.api.context import ApiContext, key_of
+from polykv_proxy.api.pages import capacity_page
 from polykv_proxy.errors import ApiError
 
 _DETAILS = frozenset({"last_lines", "command", "pid"})
@@ -25,7 +26,7 @@ def telemetry_routes(context: ApiContext) -> APIRouter:
         state = await runtime.state()
         if state is None:
             raise ApiError("engine_unavailable", "the engine does not answer", retry_after_s=1)
-        return JSONResponse(runtime.view.capacity(hello, state))
+        return JSONResponse(capacity_page(runtime.hub.ledger, runtime.view.look(hello, state), state.update))
 
     return router
 

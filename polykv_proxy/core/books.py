@@ -18,7 +18,8 @@ _SETTLES = (SlotEventKind.RELEASED, SlotEventKind.DROPPED)
 class Book:
     """One request. `n_tasks` is what its body asks for (n, prompt arrays); `done_ts` is the end of its HTTP exchange.
 
-    `rebuilt`: its pool had no KV and was made again for it, so that nothing was saved.
+    `active`: a first token is out. `rebuilt`: its pool had no KV and was made again for it, so that nothing was saved.
+    `held_s`: how long until it could go to the engine. `miss`: why we named no sequence of its pool, which the engine cannot know.
     """
 
     req: int
@@ -28,15 +29,12 @@ class Book:
     session: int | None = None
     open_tasks: frozenset[int] = frozenset()
     settled_tasks: frozenset[int] = frozenset()
-    first_token_us: int | None = None
+    active: bool = False
     refused: bool = False
     rebuilt: bool = False
+    held_s: float = 0.0
+    miss: str | None = None
     done_ts: float | None = None
-
-    @property
-    def active(self) -> bool:
-        """Has a first token come out?"""
-        return self.first_token_us is not None
 
     @property
     def state(self) -> str:
@@ -80,6 +78,12 @@ class Books:
         if book is not None:
             self._books[req] = replace(book, rebuilt=True)
 
+    def sent(self, req: int, held_s: float, miss: str | None) -> None:
+        """The request may go to the engine now."""
+        book = self._books.get(req)
+        if book is not None:
+            self._books[req] = replace(book, held_s=held_s, miss=miss)
+
     def note(self, event: SlotEvent) -> tuple[Book, Book] | None:
         """Take in an event: the book before and after, or None for a request without an open book."""
         before = self._books.get(event.req)
@@ -115,7 +119,7 @@ def _after(book: Book, event: SlotEvent) -> Book:
     if event.kind is SlotEventKind.LAUNCHED and index not in book.settled_tasks:
         return replace(book, open_tasks=book.open_tasks | {index})
     if event.kind is SlotEventKind.FIRST_TOKEN:
-        return book if book.active else replace(book, first_token_us=event.t_us)
+        return replace(book, active=True)
     if event.kind in _SETTLES:
         return replace(book, open_tasks=book.open_tasks - {index}, settled_tasks=book.settled_tasks | {index})
     return book

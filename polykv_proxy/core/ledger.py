@@ -263,7 +263,6 @@ class Ledger:
         before, after = change
         if event.kind is SlotEventKind.RELEASED and after.pool_id is not None:
             self._count(after, event)
-        self._measure(after, event)
         self._follow_session(before, after, now)
         return self._when_closed(after, now) if after.closed else []
 
@@ -300,15 +299,6 @@ class Ledger:
             self._leave_session(before, now)
         elif after.active and not before.active:
             self.sessions.put(replace(session, n_active=session.n_active + 1, last_used_ts=now))
-
-    def _measure(self, book: Book, event: SlotEvent) -> None:
-        """The pace of a turn, once it is finished; several tasks at once have none in common."""
-        session = self.sessions.by_number(book.session) if book.session is not None else None
-        start = book.first_token_us
-        if event.kind is not SlotEventKind.FINISHED or session is None or start is None or book.n_tasks > 1:
-            return
-        if event.n_decoded > 1 and event.t_us > start:
-            self.sessions.put(replace(session, last_tps=(event.n_decoded - 1) / (event.t_us - start) * 1e6))
 
     def _leave_session(self, book: Book, now: float) -> None:
         session = self.sessions.by_number(book.session) if book.session is not None else None

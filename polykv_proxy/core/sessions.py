@@ -5,7 +5,7 @@ Law: an integer is never handed out twice in the life of a ledger; nothing of th
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 MAX_ID = 128
@@ -18,10 +18,7 @@ def valid_session_id(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One conversation. `n_streams` counts its open requests, `n_active` those past their first token. Times: Unix seconds.
-
-    `last_tps` is the experienced tokens per second of the last turn that ended: tokens after the first, by the wall time since it.
-    """
+    """One conversation. `n_streams` counts its open requests, `n_active` those past their first token. Times: Unix seconds."""
 
     session_id: str
     number: int
@@ -31,7 +28,6 @@ class Session:
     n_streams: int = 0
     n_active: int = 0
     n_turns: int = 0
-    last_tps: float | None = None
 
     @property
     def state(self) -> str:
@@ -48,6 +44,8 @@ class SessionLedger:
         self._by_id: dict[str, Session] = {}
         self._ids: dict[int, str] = {}
         self._next = first_number
+        self.on_change: Callable[[Session | None, Session | None], None] | None = None
+        """Told of each record before and after; None for what was not, or is no more."""
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._by_id.values()))
@@ -72,19 +70,27 @@ class SessionLedger:
             self._next += 1
             self._ids[session.number] = session_id
         session = replace(session, last_used_ts=now)
-        self._by_id[session_id] = session
+        self._enter(session)
         return session
 
     def put(self, session: Session) -> None:
         """Replace the record of a session that exists; one that has ended stays ended."""
         if self._ids.get(session.number) == session.session_id:
-            self._by_id[session.session_id] = session
+            self._enter(session)
+
+    def _enter(self, session: Session) -> None:
+        before = self._by_id.get(session.session_id)
+        self._by_id[session.session_id] = session
+        if self.on_change is not None:
+            self.on_change(before, session)
 
     def end(self, session_id: str) -> Session | None:
         """Forget a session. Its integer is not used again."""
         session = self._by_id.pop(session_id, None)
         if session is not None:
             del self._ids[session.number]
+            if self.on_change is not None:
+                self.on_change(session, None)
         return session
 
     def expired(self, now: float, ttl_s: float) -> list[Session]:

@@ -36,6 +36,8 @@ class Accounts:
             self._of_session[self.session_of(slot)] += own
         self._of_subtree: defaultdict[int, int] = defaultdict(int)
         self.n_tokens = sum(owned)
+        self.idle_tokens = sum(own for slot, own in zip(slots, of_slot, strict=True) if self._is_spare(slot))
+        """Cells that idle slots keep for nobody: any request may have them."""
 
     def own_bytes(self, pool_id: int) -> int:
         """Bytes of the cells that are the pool's own."""
@@ -68,6 +70,9 @@ class Accounts:
         """The number of the session that a slot works for or keeps tokens of; 0 for none."""
         book = self._ledger.books.get(slot.req)
         return slot.session or (book.session if book else None) or 0
+
+    def _is_spare(self, slot: SlotState) -> bool:
+        return slot.state == "idle" and self.session_of(slot) == 0
 
     def _bytes(self, n_tokens: int) -> int:
         return int(n_tokens * self._bytes_per_token)

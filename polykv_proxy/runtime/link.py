@@ -12,7 +12,8 @@ import logging
 
 from polykv_proxy.core.boots import Boots
 from polykv_proxy.core.events import SlotEvent
-from polykv_proxy.engine.events import EngineEvents, Greeting, Resync
+from polykv_proxy.engine.events import EngineEvents
+from polykv_proxy.engine.wire import Counters
 from polykv_proxy.errors import EngineAbilityError, EngineError, EngineUnavailableError
 from polykv_proxy.runtime.hub import Hub
 
@@ -34,15 +35,10 @@ class EngineLink:
         self._changed = asyncio.Event()
         self._poked = asyncio.Event()
         self._retry_s = FIRST_RETRY_S
-        self._level = logging.WARNING
 
     def poke(self) -> None:
         """Something about the engine changed (it was started, or exited): look at once."""
         self._poked.set()
-
-    def expect_end(self) -> None:
-        """The engine is being ended on purpose: nothing that its line does from now on is news."""
-        self._level = logging.DEBUG
 
     def gone(self, reason: str) -> None:
         """The engine's process is not there: known before its connections tell."""
@@ -84,7 +80,7 @@ class EngineLink:
             except EngineUnavailableError as error:
                 self._lost(str(error))
             except EngineError as error:
-                log.log(self._level, "engine events: %s", error)
+                log.warning("engine events: %s", error)
             await self._pause()
 
     async def _follow(self) -> None:
@@ -93,9 +89,12 @@ class EngineLink:
             log.info("the engine has pools switched off (max_pools 0)")
         try:
             async for event in self._events.listen():
-                if isinstance(event, SlotEvent):
+                if isinstance(event, Counters):
+                    self._hub.telemetry.counted(event)
+                elif isinstance(event, SlotEvent):
+                    self._hub.telemetry.saw(event)
                     self._hub.post(self._hub.ledger.engine_event(event, self._hub.clock.wall()))
-                elif isinstance(event, Greeting | Resync):
+                else:
                     await self._reconcile()
         except EngineUnavailableError as error:
             raise EngineError(f"the event stream broke: {error}") from error
@@ -111,18 +110,21 @@ class EngineLink:
             log.warning("the engine started anew (boot %s): its pools are lost and are rebuilt when used", hello.boot_id)
         hub.post(Boots(hub.ledger).ready(hello.facts(), state.snapshot(), hub.clock.wall()))
         hub.hello, hub.linked, hub.absent = hello, True, None
+        hub.telemetry.engine_ready(hello, state)
         self._retry_s = FIRST_RETRY_S
         self._changed.set()
 
     def _lost(self, reason: str) -> None:
         if self._hub.linked:
-            log.log(self._level, "lost the engine: %s", reason)
+            log.warning("lost the engine: %s", reason)
+            self._hub.telemetry.engine_away("lost", reason)
         self._hub.linked = False
         Boots(self._hub.ledger).lost(reason)
 
     def _set_absent(self, reason: str) -> None:
         if self._hub.absent is None:
             log.warning("pools are off: %s. Requests are relayed as they come; /polykv/* answers 501", reason)
+            self._hub.telemetry.engine_away("absent", reason)
         self._hub.linked = False
         self._hub.absent = reason
         self._changed.set()

@@ -46,6 +46,7 @@ class RequestDesk:
     async def book(self, wish: Wish, dry_run: DryRun) -> Booked:
         """Decide, wait for the pool where that helps, check an explicit P. ApiError refuses; cancelled when the client leaves."""
         ledger = self._hub.ledger
+        begun = self._hub.clock.monotonic()
         req = ledger.take_req()
         attachment, session = ledger.admit(req, wish, self._hub.clock.wall())
         try:
@@ -56,6 +57,7 @@ class RequestDesk:
         except BaseException:
             self._hub.post(ledger.abandon(req, self._hub.clock.wall()))
             raise
+        ledger.books.sent(req, self._hub.clock.monotonic() - begun, attachment.miss.value if attachment.miss else None)
         return Booked(req, attachment, session, rebuilt and attachment.course is Course.ATTACH)
 
     def _begins_rebuild(self, req: int, attachment: Attachment) -> bool:
@@ -126,10 +128,16 @@ class RequestDesk:
             added.append((b"x-cached-prefix-tokens", str(_shared(headers)).encode()))
         if wish.session_id is not None:
             added.append((b"x-session-id", wish.session_id.encode("ascii")))
-            session = self._hub.ledger.sessions.get(wish.session_id)
-            if session is not None and session.last_tps is not None:
-                added.append((b"x-session-tps", f"{session.last_tps:.2f}".encode()))
+            tps = self._tps(wish.session_id)
+            if tps is not None:
+                added.append((b"x-session-tps", f"{tps:.2f}".encode()))
         return added
+
+    def _tps(self, session_id: str) -> float | None:
+        session = self._hub.ledger.sessions.get(session_id)
+        if session is None:
+            return None
+        return self._hub.telemetry.throughput.tps(session.number, self._hub.clock.monotonic())
 
     def http_done(self, booked: Booked, *, refused: bool) -> None:
         """The HTTP exchange is over; `refused`: the engine answered an error."""

@@ -22,6 +22,7 @@ from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.answers import api_error
 from polykv_proxy.runtime.compaction import CompactionService
 from polykv_proxy.runtime.declared import DeclaredPools
+from polykv_proxy.runtime.glance import Glance
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.journal import Journal
 from polykv_proxy.runtime.lifetimes import LifetimeService
@@ -29,6 +30,7 @@ from polykv_proxy.runtime.link import EngineLink
 from polykv_proxy.runtime.orders import Declared
 from polykv_proxy.runtime.pools import PoolService
 from polykv_proxy.runtime.requests import RequestDesk
+from polykv_proxy.runtime.rows import StateView
 from polykv_proxy.runtime.state_folder import StateFolder
 from polykv_proxy.runtime.view import View
 
@@ -78,7 +80,8 @@ class Runtime:
         self.requests = RequestDesk(hub, pools)
         self.link = EngineLink(hub)
         self.declared = DeclaredPools(hub, pools, self.lifetimes, self.link, declared)
-        self.view = View(hub.ledger, hub.ledger.first_number)
+        self.view = View(hub.ledger, hub.telemetry, hub.clock)
+        self.glance = Glance(hub, self.view)
         self._folder = folder
         self._declaring: asyncio.Future[None] | None = None
         self._saved_access: dict[int, float] = {}
@@ -99,7 +102,7 @@ class Runtime:
         for pool, placement in found.pools:
             ledger.restore(pool, placement)
         hub = Hub(ledger, client, journal, clock)
-        view = View(ledger)
+        view = View(ledger, hub.telemetry, clock)
 
         def show(pool: Pool) -> Mapping[str, object]:
             return view.pool(pool, hub.hello)
@@ -148,6 +151,11 @@ class Runtime:
             await self.pools.maker.room.relieve(LOW_CELLS)
         await self.pools.sweep()
         await self._save_access()
+
+    async def look(self) -> StateView:
+        """Everything now, as the engine itself says: what the reply to a verb announced is in it."""
+        state = await self.state()
+        return self.view.look(self.hub.hello, state)
 
     async def state(self) -> State | None:
         """The engine's snapshot, or None while it does not answer."""

@@ -1,182 +1,243 @@
-"""What callers are shown of pools, sessions and the engine: JSON-ready values from records and the engine's snapshot.
+"""The view of everything: records, the engine's snapshot and its speeds, put together into rows.
 
-Law: reads only, awaits nothing. KV is counted by ownership, see accounts.py.
+Law: reads only, awaits nothing. KV is counted by ownership (accounts.py). A session is `active` when it decodes and its speed is
+known, `warming` when it runs without, else `idle`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from polykv_proxy.core.ledger import Ledger
 from polykv_proxy.core.lifetime import WITH_KV
 from polykv_proxy.core.pools import Pool
+from polykv_proxy.core.pressure import compaction_pressure
 from polykv_proxy.core.sessions import Session
+from polykv_proxy.core.throughput import Throughput, mean
 from polykv_proxy.engine.wire import Hello, SlotState, State
+from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.accounts import Accounts
+from polykv_proxy.runtime.rows import PoolRow, PoolSession, SessionRow, StateView, Whole, as_json
+from polykv_proxy.runtime.telemetry import Telemetry, millis
 
 
 class View:
-    """Renders one ledger. `hello` may be None while no engine is known. `first_seq` starts the numbers of what is new."""
+    """Looks at one ledger and one engine."""
 
-    def __init__(self, ledger: Ledger, first_seq: int = 1) -> None:
+    def __init__(self, ledger: Ledger, telemetry: Telemetry, clock: Clock) -> None:
         self._ledger = ledger
-        self._seq = first_seq
-        self._last_shown = ""
+        self._telemetry = telemetry
+        self._clock = clock
 
-    def pool(self, pool: Pool, hello: Hello | None, state: State | None = None) -> dict[str, object]:
-        """One pool with its sessions."""
-        return self._pool(pool, Accounts(self._ledger, hello, state))
-
-    def subtree(self, pool: Pool, hello: Hello | None, state: State | None, depth: int | None = None) -> dict[str, object]:
-        """One pool, and under `subtree` all below it down to `depth` levels, parents first."""
+    def look(self, hello: Hello | None, state: State | None) -> StateView:
+        """Everything now. `hello` None: no engine is known yet; `state` None: it does not answer."""
         accounts = Accounts(self._ledger, hello, state)
-        levels = {pool.pool_id: 0}
-        below = []
-        for found in self._ledger.tree.subtree(pool.pool_id)[1:]:
-            levels[found.pool_id] = levels[found.parent or 0] + 1
-            if depth is None or levels[found.pool_id] <= depth:
-                below.append(self._pool(found, accounts))
-        return {**self._pool(pool, accounts), "subtree": below}
+        speeds = _Speeds(self._telemetry.throughput, self._clock.monotonic())
+        sessions = self._sessions(accounts, speeds, hello)
+        return StateView(
+            seq=self._telemetry.news.number(),
+            ts=self._clock.wall(),
+            linked=state is not None,
+            boot_id=state.boot_id if state else None,
+            whole=self._whole(accounts, speeds, sessions, hello, state),
+            pools=tuple(self._pool(pool, accounts, speeds) for pool in self._ledger.tree),
+            sessions=sessions,
+        )
 
-    def pools(self, hello: Hello | None, state: State | None, depth: int | None = None) -> dict[str, object]:
-        """All pools by id, down to `depth` levels, the budget of sequence ids, and `seq`, which grows with anything new here."""
-        accounts = Accounts(self._ledger, hello, state)
-        shown = {
-            "pools": [self._pool(pool, accounts) for pool in self._ledger.tree],
-            "tree_depth": self._ledger.tree.depth(),
-            "seq_ids_used": len(state.seqs) if state else 0,
-            "seq_ids_max": hello.max_pools if hello else 0,
-            "other_kv_bytes": self._other_bytes(accounts),
-            "kv_bytes": accounts.all_bytes(),
-        }
-        text = json.dumps(shown)
-        if text != self._last_shown:
-            self._last_shown, self._seq = text, self._seq + 1
-        if depth is not None:
-            levels = self._ledger.tree.levels()
-            listed = zip(self._ledger.tree, list(shown["pools"]), strict=True)  # type: ignore[call-overload]
-            shown["pools"] = [one for pool, one in listed if levels[pool.pool_id] <= depth]
-        return {**shown, "seq": self._seq}
+    def pool(self, pool: Pool, hello: Hello | None) -> Mapping[str, object]:
+        """One pool by the records alone, JSON-ready, for the answer that announces it."""
+        speeds = _Speeds(self._telemetry.throughput, self._clock.monotonic())
+        return as_json(self._pool(pool, Accounts(self._ledger, hello, None), speeds))
+
+    # -- pools --------------------------------------------------------------------------------------------------------
+
+    def _pool(self, pool: Pool, accounts: Accounts, speeds: _Speeds) -> PoolRow:
+        uses = accounts.uses
+        children = self._ledger.tree.children(pool.pool_id)
+        sessions = sorted(self._ledger.sessions.of_pool(pool.pool_id), key=lambda session: session.number)
+        unused = not children and not sessions and not uses.running[pool.pool_id]
+        return PoolRow(
+            pool_id=pool.pool_id,
+            name=pool.name,
+            parent=pool.parent,
+            branch_pos=pool.branch_pos,
+            prefix_len=pool.prefix_len,
+            prefix_hash=pool.hashed.hex,
+            n_shared=pool.n_shared,
+            residency=pool.residency.value,
+            reason=pool.reason,
+            source=pool.source,
+            own_kv_bytes=accounts.own_bytes(pool.pool_id),
+            subtree_kv_bytes=accounts.subtree_bytes(pool.pool_id),
+            pinned=pool.pin is not None,
+            pin_owner=pool.pin.owner if pool.pin else None,
+            pin_until_ts=pool.pin.until_ts if pool.pin else None,
+            orphaned_pin=pool.pin is not None and unused,
+            kept_by=keep.value if (keep := uses.keep(pool)) and pool.residency in WITH_KV else None,
+            n_running=uses.running[pool.pool_id],
+            children=tuple(children),
+            sessions=tuple(_pool_session(session, accounts, speeds) for session in sessions),
+            n_queries=pool.counts.n_queries,
+            n_hits=pool.counts.n_hits,
+            n_tokens_shared=pool.counts.n_tokens_shared,
+            n_rebuilds=pool.counts.n_rebuilds,
+            ttl_s=pool.ttl_s,
+            created_ts=pool.created_ts,
+            last_access_ts=pool.last_used_ts,
+        )
+
+    # -- sessions -----------------------------------------------------------------------------------------------------
+
+    def _sessions(self, accounts: Accounts, speeds: _Speeds, hello: Hello | None) -> tuple[SessionRow, ...]:
+        """All named sessions by age, then the running requests that named none; what generates nothing is no session."""
+        named = sorted(self._ledger.sessions, key=lambda session: session.number)
+        unnamed = [slot for slot in accounts.by_session.get(0, []) if slot.state != "idle" and not slot.fill]
+        n_ctx = hello.n_ctx_slot if hello is not None else None
+        return (
+            *(_named(session, accounts.by_session.get(session.number, []), speeds, n_ctx) for session in named),
+            *(self._ephemeral(slot, speeds) for slot in unnamed),
+        )
+
+    def _ephemeral(self, slot: SlotState, speeds: _Speeds) -> SessionRow:
+        book = self._ledger.books.get(slot.req)
+        owner = -1 - slot.task
+        return _row(
+            slot,
+            slot.n_ctx,
+            speeds,
+            owner,
+            session_id=None,
+            ephemeral=True,
+            req=slot.req or None,
+            pool_id=book.pool_id if book else None,
+            state=speeds.state(owner, runs=True),
+            n_streams=1,
+            n_turns=1,
+            n_slots=1,
+            created_ts=None,
+            last_used_ts=None,
+        )
+
+    # -- the whole ----------------------------------------------------------------------------------------------------
+
+    def _whole(
+        self,
+        accounts: Accounts,
+        speeds: _Speeds,
+        sessions: Sequence[SessionRow],
+        hello: Hello | None,
+        state: State | None,
+    ) -> Whole:
+        slots = state.slots if state else []
+        active = [row.tps_ewma for row in sessions if row.state == "active" and row.tps_ewma is not None]
+        used, total = (state.cells.used, state.cells.total) if state else (0, 0)
+        contexts = [(row.ctx_used, row.ctx_total or 0) for row in sessions]
+        return Whole(
+            aggregate_tps=speeds.aggregate(),
+            prompt_tps=speeds.prompt(),
+            mean_active_tps=mean(active),
+            n_active=len(active),
+            n_warming=sum(row.state == "warming" for row in sessions),
+            compaction_pressure=compaction_pressure(total - used + accounts.idle_tokens, total, contexts),
+            cells_used=used,
+            cells_total=total,
+            slots_busy=sum(slot.state != "idle" for slot in slots),
+            slots_total=len(slots) or (hello.n_slots if hello else 0),
+            seq_ids_used=len(state.seqs) if state else 0,
+            seq_ids_max=hello.max_pools if hello else 0,
+            **_streams(hello, state),
+            kv_bytes=accounts.all_bytes(),
+            other_kv_bytes=self._other_bytes(accounts),
+        )
 
     def _other_bytes(self, accounts: Accounts) -> int:
         """Cells of slots without a session, and of sessions that are attached to no pool."""
         detached = [session.number for session in self._ledger.sessions if session.pool_id is None]
         return sum(accounts.session_bytes(number) for number in (0, *detached))
 
-    def _pool(self, pool: Pool, accounts: Accounts) -> dict[str, object]:
-        uses = accounts.uses
-        children = self._ledger.tree.children(pool.pool_id)
-        sessions = sorted(self._ledger.sessions.of_pool(pool.pool_id), key=lambda session: session.number)
-        unused = not children and not sessions and not uses.running[pool.pool_id]
+
+class _Speeds:
+    """Figures of one moment."""
+
+    def __init__(self, throughput: Throughput, now: float) -> None:
+        self._throughput = throughput
+        self._now = now
+
+    def tps(self, owner: int) -> float | None:
+        return _rounded(self._throughput.tps(owner, self._now))
+
+    def state(self, owner: int, *, runs: bool) -> str:
+        """1. Idle; 2. decoding with a figure; 3. without one, in its prompt, or queued."""
+        if not runs:
+            return "idle"
+        known = self._throughput.generating(owner) and self.tps(owner) is not None
+        return "active" if known else "warming"
+
+    def turn(self, owner: int) -> dict[str, float | None]:
+        speed = self._throughput.speed(owner)
+        turn = speed.turn if speed else None
         return {
-            "pool_id": pool.pool_id,
-            "name": pool.name,
-            "parent": pool.parent,
-            "branch_pos": pool.branch_pos,
-            "prefix_len": pool.prefix_len,
-            "prefix_hash": pool.hashed.hex,
-            "n_shared": pool.n_shared,
-            "residency": pool.residency.value,
-            "reason": pool.reason,
-            "source": pool.source,
-            "own_kv_bytes": accounts.own_bytes(pool.pool_id),
-            "subtree_kv_bytes": accounts.subtree_bytes(pool.pool_id),
-            "pinned": pool.pin is not None,
-            "pin_owner": pool.pin.owner if pool.pin else None,
-            "pin_until_ts": pool.pin.until_ts if pool.pin else None,
-            "orphaned_pin": pool.pin is not None and unused,
-            "kept_by": keep.value if (keep := uses.keep(pool)) and pool.residency in WITH_KV else None,
-            "n_running": uses.running[pool.pool_id],
-            "children": children,
-            "sessions": [_pool_session(session, accounts) for session in sessions],
-            "n_queries": pool.counts.n_queries,
-            "n_hits": pool.counts.n_hits,
-            "n_tokens_shared": pool.counts.n_tokens_shared,
-            "n_rebuilds": pool.counts.n_rebuilds,
-            "ttl_s": pool.ttl_s,
-            "created_ts": pool.created_ts,
-            "last_access_ts": pool.last_used_ts,
+            "tps_ewma": self.tps(owner),
+            "tps_last_turn": _rounded(speed.last_tps) if speed else None,
+            "ttft_ms": millis(turn.ttft_s) if turn else None,
+            "tpot_ms": millis(turn.tpot_s) if turn else None,
+            "queue_ms": millis(turn.queue_s) if turn else None,
+            "prompt_tps": _rounded(turn.prompt_tps) if turn else None,
         }
 
-    def session(self, session: Session, state: State | None) -> dict[str, object]:
-        """One named session."""
-        slots = Accounts(self._ledger, None, state).by_session.get(session.number, [])
-        return {
-            "session_id": session.session_id,
-            "ephemeral": False,
-            "pool_id": session.pool_id,
-            "state": session.state,
-            "n_streams": session.n_streams,
-            "n_turns": session.n_turns,
-            "tps_last_turn": session.last_tps,
-            "n_slots": len(slots),
-            **_slot_facts(_main(slots)),
-            "created_ts": session.created_ts,
-            "last_used_ts": session.last_used_ts,
-        }
+    def aggregate(self) -> float:
+        return round(self._throughput.aggregate_tps(self._now), 3)
 
-    def sessions(self, state: State | None) -> dict[str, object]:
-        """All named sessions, and the running requests that named none."""
-        named = sorted(self._ledger.sessions, key=lambda session: session.number)
-        listed = [self.session(session, state) for session in named]
-        unnamed = Accounts(self._ledger, None, state).by_session.get(0, [])
-        return {"sessions": listed + [self._ephemeral(slot) for slot in unnamed if slot.state != "idle"]}
-
-    def capacity(self, hello: Hello, state: State) -> dict[str, object]:
-        """Sequence ids, cells and slots: used and in all."""
-        busy = sum(slot.state != "idle" for slot in state.slots)
-        return {
-            "seq_ids_used": len(state.seqs),
-            "seq_ids_max": hello.max_pools,
-            "cells_used": state.cells.used,
-            "cells_total": state.cells.total,
-            **_streams(hello, state),
-            "slots_busy": busy,
-            "slots_total": len(state.slots) or hello.n_slots,
-            "n_pools": len(self._ledger.tree),
-            "max_pool_objects": self._ledger.limits.max_pool_objects,
-            "n_sessions": len(self._ledger.sessions),
-            "n_requests": len(self._ledger.books),
-            "boot_id": state.boot_id,
-            "update": state.update,
-        }
-
-    def _ephemeral(self, slot: SlotState) -> dict[str, object]:
-        book = self._ledger.books.get(slot.req)
-        return {
-            "session_id": None,
-            "ephemeral": True,
-            "pool_id": book.pool_id if book else None,
-            "state": "active" if slot.state == "generating" else "warming",
-            "n_streams": 1,
-            "req": slot.req or None,
-            "n_slots": 1,
-            **_slot_facts(slot),
-        }
+    def prompt(self) -> float:
+        return round(self._throughput.prompt_tps(self._now), 3)
 
 
-def _streams(hello: Hello, state: State) -> dict[str, int | None]:
+def _streams(hello: Hello | None, state: State | None) -> dict[str, int | None]:
     """Of a split cache: how many sequences it has room for, how many of them hold nothing, and the room of each."""
-    kv = hello.kv
-    if kv.unified:
+    if hello is None or state is None or hello.kv.unified:
         return {"kv_streams_total": None, "kv_streams_free": None, "kv_cells_per_stream": None}
     taken = len(state.seqs) + sum(slot.n_tokens > 0 or slot.state != "idle" for slot in state.slots)
     return {
-        "kv_streams_total": kv.streams,
-        "kv_streams_free": max(0, kv.streams - taken),
-        "kv_cells_per_stream": kv.cells // kv.streams,
+        "kv_streams_total": hello.kv.streams,
+        "kv_streams_free": max(0, hello.kv.streams - taken),
+        "kv_cells_per_stream": hello.kv.cells // hello.kv.streams,
     }
 
 
-def _pool_session(session: Session, accounts: Accounts) -> dict[str, object]:
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def _pool_session(session: Session, accounts: Accounts, speeds: _Speeds) -> PoolSession:
     slots = accounts.by_session.get(session.number, [])
-    return {
-        "session_id": session.session_id,
-        "state": session.state,
-        "suffix_n_tokens": sum(max(0, slot.n_tokens - slot.n_shared) for slot in slots),
-        "marginal_kv_bytes": accounts.session_bytes(session.number),
-    }
+    figures = speeds.turn(session.number)
+    return PoolSession(
+        session_id=session.session_id,
+        state=speeds.state(session.number, runs=session.n_streams > 0),
+        suffix_n_tokens=sum(max(0, slot.n_tokens - slot.n_shared) for slot in slots),
+        marginal_kv_bytes=accounts.session_bytes(session.number),
+        tps_ewma=figures["tps_ewma"],
+        ttft_ms=figures["ttft_ms"],
+    )
+
+
+def _named(session: Session, slots: Sequence[SlotState], speeds: _Speeds, n_ctx: int | None) -> SessionRow:
+    return _row(
+        _main(slots),
+        n_ctx,
+        speeds,
+        session.number,
+        session_id=session.session_id,
+        ephemeral=False,
+        req=None,
+        pool_id=session.pool_id,
+        state=speeds.state(session.number, runs=session.n_streams > 0),
+        n_streams=session.n_streams,
+        n_turns=session.n_turns,
+        n_slots=len(slots),
+        created_ts=session.created_ts,
+        last_used_ts=session.last_used_ts,
+    )
 
 
 def _main(slots: Sequence[SlotState]) -> SlotState | None:
@@ -184,11 +245,15 @@ def _main(slots: Sequence[SlotState]) -> SlotState | None:
     return max(slots, key=lambda slot: (slot.session != 0, slot.state != "idle", slot.n_tokens), default=None)
 
 
-def _slot_facts(slot: SlotState | None) -> dict[str, object]:
-    return {
-        "resident": slot is not None,
-        "slot": slot.slot if slot else None,
-        "ctx_used": slot.n_tokens if slot else 0,
-        "ctx_total": slot.n_ctx if slot else None,
-        "n_shared": slot.n_shared if slot else 0,
-    }
+def _row(slot: SlotState | None, n_ctx: int | None, speeds: _Speeds, owner: int, **facts: object) -> SessionRow:
+    used, total = slot.n_tokens if slot else 0, (slot.n_ctx if slot else n_ctx) or None
+    return SessionRow(
+        **facts,  # type: ignore[arg-type]
+        **speeds.turn(owner),  # type: ignore[arg-type]
+        resident=slot is not None,
+        slot=slot.slot if slot else None,
+        ctx_used=used,
+        ctx_total=total,
+        ctx_headroom_tokens=max(0, total - used) if total else None,
+        n_shared=slot.n_shared if slot else 0,
+    )

@@ -206,16 +206,6 @@ def test_an_engine_that_lost_a_sequence_loses_the_pool() -> None:
     assert ledger.tree.get(1).residency is Residency.LOST  # type: ignore[union-attr]
 
 
-def test_a_turn_s_pace_is_its_tokens_over_its_time() -> None:
-    """The pace of a turn counts the tokens after the first by the time since it."""
-    ledger = ready()
-    req = ledger.take_req()
-    ledger.admit(req, Wish(session_id="s"), 0)
-    for kind, t_us, n in ((KIND.LAUNCHED, 0, 0), (KIND.FIRST_TOKEN, 1_000_000, 1), (KIND.FINISHED, 3_000_000, 21)):
-        ledger.engine_event(event(kind, req, t_us=t_us, n_decoded=n), 0)
-    assert ledger.sessions.get("s").last_tps == pytest.approx(10.0)  # type: ignore[union-attr]
-
-
 class Histories(RuleBasedStateMachine):
     """Random lives of pools and requests against a plain model of what must be true."""
 
