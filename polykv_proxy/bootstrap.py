@@ -223,7 +223,7 @@ class Proxy:
             stop.cancel()
             up.cancel()
             await asyncio.gather(stop, up, return_exceptions=True)
-        await self._drain()
+        await self._drain(runtime)
         return 0
 
     async def _come_up(self, runtime: Runtime) -> None:
@@ -269,8 +269,9 @@ class Proxy:
         shown = EngineFacts(facts.model, facts.n_ctx_slot, facts.n_slots, pools, self._prepared.api_prefix, wants_key, warnings)
         self._view.ready(self._prepared.url, shown)
 
-    async def _drain(self) -> None:
+    async def _drain(self, runtime: Runtime) -> None:
         self._relay.drain(self._settings.drain_grace_s)
+        runtime.end_streams()
         self._engine.drain()
         if self._relay.running:
             self._view.note(f"stopping: {len(self._relay.running)} requests are still running (once more to stop at once)")
@@ -282,6 +283,7 @@ class Proxy:
         self._relay.cut("draining", "The proxy is shutting down.")
 
     async def _close(self, server: _Server, serving: asyncio.Task[None], runtime: Runtime) -> None:
+        runtime.end_streams()
         server.should_exit = True
         server.force_exit = self._hurry.is_set()
         await asyncio.gather(serving, return_exceptions=True)
@@ -369,6 +371,7 @@ def _tell(runtime: Runtime, status: EngineStatus) -> None:
     """What the engine's state means to the runtime: a process of ours that is not there holds no KV."""
     if status.supervised and status.state in {EngineState.STARTING, EngineState.FAILED}:
         runtime.link.gone(status.reason or "the engine is starting")
+    runtime.hub.telemetry.engine_state(status.state.value, status.reason)
     runtime.link.poke()
 
 

@@ -14,6 +14,7 @@ from polykv_proxy.api.look_routes import look_routes
 from polykv_proxy.api.methods import Methods
 from polykv_proxy.api.pool_routes import pool_routes
 from polykv_proxy.api.session_routes import session_routes
+from polykv_proxy.api.stream_routes import stream_routes
 from polykv_proxy.api.telemetry_routes import health_route, telemetry_routes
 from polykv_proxy.errors import ApiError
 
@@ -32,6 +33,6 @@ def build_app(context: ApiContext) -> FastAPI:
 
     guard = [Depends(allowed)]
     app.include_router(health_route(context))
-    for routes in (pool_routes, lifetime_routes, look_routes, session_routes, telemetry_routes):
+    for routes in (pool_routes, lifetime_routes, look_routes, session_routes, telemetry_routes, stream_routes):
         app.include_router(routes(context), dependencies=guard)
     return app

@@ -15,7 +15,7 @@ _ASKED = ("GET", "POST", "PUT", "PATCH", "DELETE")
 
 
 class Methods:
-    """HEAD is GET without its body (the server leaves that out); OPTIONS names the methods of a path."""
+    """HEAD is GET without its body (the server leaves that out, streams never begin); OPTIONS names the methods of a path."""
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
         self._app = app
@@ -26,7 +26,7 @@ class Methods:
         if scope["type"] == "http" and scope["method"] == "OPTIONS" and (allow := allowed(self._routes, scope)):
             await Response(status_code=204, headers={"allow": allow})(scope, receive, send)
         elif scope["type"] == "http" and scope["method"] == "HEAD":
-            await self._app({**scope, "method": "GET"}, receive, send)
+            await self._app({**scope, "method": "GET", "polykv.head": True}, receive, send)
         else:
             await self._app(scope, receive, send)
 

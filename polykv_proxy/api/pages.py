@@ -64,11 +64,11 @@ def sessions_page(view: StateView) -> dict[str, object]:
     return {"sessions": [as_json(row) for row in view.sessions], "seq": view.seq, "ts": view.ts}
 
 
-def tps_page(view: StateView, *, running: bool = False) -> dict[str, object]:
-    """Speeds: of the engine as a whole, and of each session, or of those that run."""
-    rows = [row for row in view.sessions if not running or row.state != "idle"]
-    whole = as_json(view.whole)
-    return {"ts": view.ts, "seq": view.seq, "linked": view.linked, **whole, "sessions": [as_json(row) for row in rows]}
+def tps_text(view: StateView, *, running: bool = False) -> str:
+    """Speeds as JSON: of the engine as a whole, and of each session, or of those that run."""
+    rows = [as_json(row) for row in view.sessions if not running or row.state != "idle"]
+    shown = {"ts": view.ts, "seq": view.seq, "linked": view.linked, **as_json(view.whole), "sessions": rows}
+    return json.dumps(shown, separators=(",", ":"), allow_nan=False)
 
 
 def capacity_page(ledger: Ledger, view: StateView, update: int) -> dict[str, object]:

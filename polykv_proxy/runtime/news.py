@@ -87,15 +87,16 @@ class News:
             found.append(event)
         return found[::-1]
 
-    async def wait(self, seq: int, seconds: float) -> None:
-        """Until there is an event after this number, this is closed, or the time is over."""
+    async def wait(self, seq: int, seconds: float) -> bool:
+        """Until there is an event after this number, or this is closed; False when the time is over first."""
         if self._last > seq or self.closed:
-            return
+            return True
         try:
             async with asyncio.timeout(seconds):
                 await self._woken.wait()
         except TimeoutError:
-            return
+            return False
+        return True
 
     async def rest(self, seconds: float) -> None:
         """Until this is closed, or the time is over; events do not end it."""

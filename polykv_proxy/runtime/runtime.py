@@ -117,8 +117,13 @@ class Runtime:
             hub.spawn(runtime._sweep_often(options.sweep_s))
         return runtime
 
+    def end_streams(self) -> None:
+        """Whoever watches is told that the proxy is being stopped, and let go."""
+        self.hub.telemetry.news.close()
+
     async def stop(self) -> None:
         """Stop all work, keep what must survive, let go of the folder."""
+        self.end_streams()
         if self._declaring is not None:
             self._declaring.cancel()
             await asyncio.wait([self._declaring])

@@ -38,12 +38,16 @@ class Telemetry:
         """It was greeted, and its state read."""
         self.live.saw(state)
         self.throughput.boot(hello.boot_id)
-        self.news.publish(Topic.ENGINE, "ready", boot_id=hello.boot_id, model=hello.model.name, reason=None)
+        self.news.publish(Topic.ENGINE, "linked", boot_id=hello.boot_id, reason=None)
 
     def engine_away(self, kind: str, reason: str) -> None:
         """`lost`: nobody answers. `absent`: it has no pools."""
         self.live.lost()
         self.news.publish(Topic.ENGINE, kind, boot_id=self._ledger.facts.boot_id if self._ledger.facts else None, reason=reason)
+
+    def engine_state(self, kind: str, reason: str | None) -> None:
+        """The process came into another state."""
+        self.news.publish(Topic.ENGINE, kind, boot_id=None, reason=reason)
 
     def counted(self, counters: Counters) -> None:
         """Counters came."""

@@ -9,6 +9,8 @@ from polykv_proxy.api.wire import CompactPool, CreatePool, ForkPool, PinPool, Un
 from polykv_proxy.core.pools import Residency
 from polykv_proxy.core.retention import Keep
 from polykv_proxy.errors import KINDS
+from polykv_proxy.runtime.news import Topic
+from polykv_proxy.runtime.rows import PoolRow, PoolSession, SessionRow, Whole
 from tests.integration.rig import rig
 
 PAGE = (Path(__file__).parents[3] / "docs" / "http-api.md").read_text()
@@ -45,6 +47,15 @@ def test_every_field_and_word_is_on_the_page() -> None:
     ):
         assert code in KINDS
         assert f"`{code}`" in PAGE, code
+
+
+def test_every_field_that_is_shown_is_on_the_page() -> None:
+    """Rows of pools, of sessions and of the whole, and the topics of events."""
+    for row in (PoolRow, PoolSession, SessionRow, Whole):
+        for field in row.__slots__:
+            assert f'"{field}"' in PAGE, field
+    for topic in Topic:
+        assert f"| `{topic.value}` |" in PAGE
 
 
 async def test_a_shown_pool_has_the_fields_of_the_page(tmp_path: Path) -> None:

@@ -63,4 +63,5 @@ async def test_a_reader_wakes_for_an_event_and_for_the_end() -> None:
 async def test_patience_ends() -> None:
     """Nothing comes: waiting is over when its time is."""
     row = news()
-    await asyncio.wait_for(asyncio.gather(row.wait(row.seq, 0.001), row.rest(0.001)), 20)
+    assert await asyncio.wait_for(row.wait(row.seq, 0.001), 20) is False
+    await asyncio.wait_for(row.rest(0.001), 20)
