@@ -10,6 +10,7 @@ from fastapi import Depends, FastAPI, Request
 from polykv_proxy.api.context import ApiContext, require_key
 from polykv_proxy.api.error_handlers import install
 from polykv_proxy.api.lifetime_routes import lifetime_routes
+from polykv_proxy.api.line_end import LineEnd
 from polykv_proxy.api.look_routes import look_routes
 from polykv_proxy.api.methods import Methods
 from polykv_proxy.api.pool_routes import pool_routes
@@ -24,6 +25,7 @@ def build_app(context: ApiContext) -> FastAPI:
     app = FastAPI(title="polykv-proxy", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     install(app)
     app.add_middleware(Methods, routes=app.router.routes)
+    app.add_middleware(LineEnd)
 
     async def allowed(request: Request) -> None:
         require_key(context, request)

@@ -19,10 +19,10 @@ from polykv_proxy.runtime.answers import api_error
 log = logging.getLogger("polykv.api")
 
 
-def answer(error: ApiError) -> Response:
+def answer(error: ApiError, end: bytes = b"") -> Response:
     """The answer that says this error."""
     headers = {name.decode(): value.decode() for name, value in error.headers()}
-    return Response(error.body(), status_code=error.status, headers=headers)
+    return Response(error.body() + end, status_code=error.status, headers=headers)
 
 
 def install(app: FastAPI) -> None:
@@ -44,7 +44,8 @@ def install(app: FastAPI) -> None:
 
     async def unforeseen(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return answer(ApiError("internal_error", "this request failed inside the proxy; its log has the details"))
+        failed = ApiError("internal_error", "this request failed inside the proxy; its log has the details")
+        return answer(failed, b"\n")  # outside of all that ends lines
 
     async def left(_request: Request, _error: Exception) -> Response:
         return Response(status_code=CLIENT_LEFT)
