@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse
 from polykv_proxy.api.context import ApiContext, key_of, read_body
 from polykv_proxy.api.queries import find, flag
 from polykv_proxy.api.waiting import CLIENT_LEFT, outcome_for
-from polykv_proxy.api.wire import CompactPool, PinPool, RenewPool, UnpinPool, parse
+from polykv_proxy.api.wire import CompactPool, NoFields, PinPool, RenewPool, UnpinPool, parse
 from polykv_proxy.core.pools import Pool
 from polykv_proxy.errors import ApiError
 
@@ -47,13 +47,15 @@ def lifetime_routes(context: ApiContext) -> APIRouter:
         return _shown(pool)
 
     @router.post("/polykv/pools/{key}/evict")
-    async def evict_pool(key: str) -> Response:
+    async def evict_pool(request: Request, key: str) -> Response:
+        parse(NoFields, await read_body(context, request) or b"{}")
         pool = find(context, key)
         evicted = await lifetimes.evict(pool.pool_id)
         return JSONResponse({"pool_id": pool.pool_id, "name": pool.name, "evicted": evicted})
 
     @router.post("/polykv/pools/{key}/flush")
-    async def flush_pool(key: str) -> Response:
+    async def flush_pool(request: Request, key: str) -> Response:
+        parse(NoFields, await read_body(context, request) or b"{}")
         pool = find(context, key)
         flushed = await lifetimes.flush(pool.pool_id)
         kept = [{"pool_id": pool_id, "kept_by": keep.value} for pool_id, keep in flushed.kept.items()]

@@ -142,6 +142,12 @@ class RenewPool(BaseModel):
     ttl_s: Seconds | None = None
 
 
+class NoFields(BaseModel):
+    """`POST /polykv/pools/{id}/evict` and `flush`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
 def parse(model: type[Body], raw: bytes) -> Body:
     """A body of one of our verbs. ApiError 400 says which field is wrong and why."""
     check_values(raw)
@@ -185,7 +191,8 @@ def _check_characters(raw: bytes, fields: dict[str, Any]) -> None:
 
 def _unknown(name: str, model: type[BaseModel]) -> ApiError:
     shown = ascii(name)[1:-1][:80]
-    return _bad(shown, f"unknown field {shown}; known are {', '.join(model.model_fields)}")
+    known = f"known are {', '.join(model.model_fields)}" if model.model_fields else "this verb takes none"
+    return _bad(shown, f"unknown field {shown}; {known}")
 
 
 def _first(error: ValidationError) -> ApiError:

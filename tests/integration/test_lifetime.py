@@ -77,6 +77,20 @@ async def test_a_request_that_paid_for_a_rebuild_is_no_hit(tmp_path: Path) -> No
         assert (await told([*BASE, 1]), await counts()) == (None, [3, 2, 80, 1])
 
 
+@pytest.mark.parametrize("name", ["evict", "flush"])
+async def test_fields_of_a_verb_that_takes_none_are_refused(tmp_path: Path, name: str) -> None:
+    """They are no wish that goes unheard; an empty body and an empty object are fine."""
+    async with rig(tmp_path) as proxy:
+        await proxy.pool(tokens=[1, 2])
+        reply = await proxy.api.post(f"/polykv/pools/1/{name}", json={"recursive": True})
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "recursive")
+        assert reply.json()["error"]["message"] == "unknown field recursive; this verb takes none"
+        assert (await proxy.api.post(f"/polykv/pools/1/{name}", content=b"{")).status_code == 400
+        assert (await proxy.api.get("/polykv/pools/1")).json()["residency"] == "resident"
+        assert (await proxy.api.post(f"/polykv/pools/1/{name}", json={})).status_code == 200
+        assert (await proxy.api.post(f"/polykv/pools/1/{name}")).status_code == 200
+
+
 async def test_what_is_in_use_is_not_evicted_and_its_users_are_named(tmp_path: Path) -> None:
     """Children with KV, running requests, attached sessions and pins are 409, each with the way out."""
     async with rig(tmp_path) as proxy:
