@@ -1,7 +1,8 @@
 """From a request's headers and JSON body to what it wishes for.
 
 Law: reads, never changes. Bytes that are no JSON object name nothing: the engine answers for them itself. A field of ours that
-makes no sense is an ApiError 400 with the field's name. Order: `pool_id`, `x-pool-id`, `shared_pool_slot`, `model@POOL`, default.
+makes no sense is an ApiError 400 with the field's name; JSON too deep to be read is one where it may name something. Order:
+`pool_id`, `x-pool-id`, `shared_pool_slot`, `model@POOL`, default.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from polykv_proxy.api.scan import names_something
 from polykv_proxy.api.wire import check_values
 from polykv_proxy.core.attach import PoolSource, Wish
 from polykv_proxy.core.pools import NAME_RULE, is_pool_number, valid_name
@@ -35,8 +37,15 @@ def read_wish(headers: Sequence[Header], body: bytes, default_pool: str | None, 
 def _object(body: bytes) -> dict[str, Any]:
     try:
         parsed = json.loads(body)
-    except (ValueError, RecursionError):
+    except ValueError:
         return {}
+    except RecursionError as error:
+        if not names_something((), body):
+            return {}
+        message = (
+            "the body is nested too deeply to see which pool or session it names; name them by x-pool-id and x-session-id alone"
+        )
+        raise ApiError("invalid_request", message) from error
     return parsed if isinstance(parsed, dict) else {}
 
 

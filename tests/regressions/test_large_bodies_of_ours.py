@@ -34,6 +34,18 @@ def test_the_first_fault_is_the_only_one_looked_for(body: bytes, param: str, mon
     assert sum(collected) <= 1
 
 
+@pytest.mark.parametrize("key", ["pool_id", "session_id", "model"])
+def test_a_body_too_deep_to_be_read_is_refused_where_it_names_something(key: str) -> None:
+    """It was served as if it named nothing. Without such a key it is the engine's, whatever headers and defaults say."""
+    deep = b"[" * 100_000 + b"]" * 100_000
+    with pytest.raises(ApiError, match="nested too deeply") as caught:
+        read_wish([], b'{"%b": "a@b", "x": %b}' % (key.encode(), deep), None, lambda _: True)
+    assert caught.value.status == 400
+    wish = read_wish([(b"x-pool-id", b"p"), (b"x-session-id", b"s")], b'{"x": %b}' % deep, None, lambda _: True)
+    assert (wish.pool, wish.session_id) == ("p", "s")
+    assert read_wish([], b'{"x": %b}' % deep, "q", lambda _: True).pool == "q"
+
+
 def test_more_values_than_any_prefix_needs_are_refused_unread() -> None:
     """413 before the JSON is parsed."""
     with pytest.raises(ApiError) as caught:
