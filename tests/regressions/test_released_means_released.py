@@ -55,6 +55,9 @@ async def test_a_pool_that_is_not_there_yet_is_not_written(tmp_path: Path) -> No
         proxy.engine.hold()
         assert (await proxy.api.post("/polykv/pools?wait=0", json={"prompt": "a text", "name": "p"})).status_code == 202
         assert (await proxy.api.post("/polykv/pools/p/pin", json={})).status_code == 200
+        async with asyncio.timeout(20):
+            while ("POST", "/_polykv/v1/seqs") not in proxy.server.calls:
+                await asyncio.sleep(0.005)
         await proxy.server.crash()
         await proxy.until_unlinked()
         proxy.engine.go()
