@@ -10,9 +10,11 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 
+from tests.fakes.fake_hello import hello_of
+from tests.fakes.fake_probs import Contents
 from tests.fakes.fake_records import Ask, EngineFaultError, Facts, Seq, Slot, news
 from tests.fakes.toy_tokens import N_VOCAB, ToyTokenizer
 
@@ -50,6 +52,8 @@ class FakeEngine:
         self.faults: dict[str, deque[EngineFaultError]] = {}
         self.computed = 0
         self.n_seqs_made = self.n_seqs_restored = 0
+        self.kv = Contents()
+        self._telling: set[asyncio.Future[None]] = set()
         self.counters_s = 0.02
         self.boot()
 
@@ -63,6 +67,7 @@ class FakeEngine:
         self.gens: dict[int, int] = {}
         self.slots = [Slot(i) for i in range(self.n_slots)]
         self._cells = itertools.count(1)
+        self._promised: Counter[int] = Counter()
         self._tasks = itertools.count(1)
         self.ring: deque[tuple[int, str, dict]] = deque(maxlen=4096)
         self._event = itertools.count(1)
@@ -98,36 +103,7 @@ class FakeEngine:
         return self.update
 
     def hello(self) -> dict:
-        return {
-            "protocol": {"major": self.major, "minor": 0},
-            "boot_id": self.boot_id,
-            "phase": "ready",
-            "model": {
-                "fingerprint": self.fingerprint,
-                "name": "toy",
-                "arch": "toy",
-                "n_vocab": N_VOCAB,
-                "size_bytes": 1,
-                "n_params": 1,
-            },
-            "n_slots": self.n_slots,
-            "n_ctx": self.n_ctx,
-            "n_ctx_slot": self.n_ctx,
-            "max_pools": self.max_pools,
-            "n_seq_max": self.n_slots + self.max_pools,
-            "pools_price_bytes": 0,
-            "kv": {
-                "unified": self.n_streams == 1,
-                "streams": self.n_streams,
-                "cells": self.n_ctx * self.n_streams,
-                "bytes_per_token": 100,
-            },
-            "prefix_sharing": self.prefix_sharing,
-            "prefix_sharing_why": "a toy",
-            "context_shift": False,
-            "cache_reuse": 0,
-            "speculative": False,
-        }
+        return hello_of(self)
 
     def used_cells(self) -> int:
         return len({cell for holder in [*self.seqs.values(), *self.slots] for cell in holder.cells})
@@ -150,7 +126,7 @@ class FakeEngine:
 
     # -- events -----------------------------------------------------------------------------------------------------------
 
-    async def emit(self, kind: str, ask: Ask, slot: int, facts: Facts | None = None, **more: object) -> None:
+    def emit(self, kind: str, ask: Ask, slot: int, facts: Facts | None = None, **more: object) -> None:
         data = {
             "type": kind,
             "t_us": self.t_us,
@@ -173,8 +149,18 @@ class FakeEngine:
             **more,
         }
         self.ring.append((next(self._event), kind, data))
-        async with self.event_made:
-            self.event_made.notify_all()
+        self._tell(self.event_made)
+
+    def _tell(self, waiting: asyncio.Condition) -> None:
+        """Wake who waits for this, also where a task that is being cancelled must not wait for anything."""
+
+        async def tell() -> None:
+            async with waiting:
+                waiting.notify_all()
+
+        task = asyncio.ensure_future(tell())
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
 
     async def listen(self, last_id: str | None, interval_s: float | None = None) -> AsyncIterator[tuple[str, str, dict]]:
         """The event stream as (id, event, data); counters have no id. `interval_s` 0: without counters."""
@@ -233,7 +219,7 @@ class FakeEngine:
 
     def share_cells(self, cells: list[int]) -> list[int]:
         """The same cells, or copies of them."""
-        return list(cells) if self.n_streams == 1 else [next(self._cells) for _ in cells]
+        return list(cells) if self.n_streams == 1 else self.kv.copied(cells, [next(self._cells) for _ in cells])
 
     def take_cells(self, n: int) -> list[int]:
         total = self.n_ctx * self.n_streams
@@ -301,6 +287,7 @@ class FakeEngine:
             number, ref = self.new_ref()
             self.computed += len(tokens) - shared
             made = self.seqs[number] = Seq(ref, list(tokens), cells + self.take_cells(len(tokens) - shared))
+            self.kv.made(made.cells[shared:], tokens[shared:])
         except EngineFaultError as fault:
             yield "error", {"status": fault.status, "type": fault.type, "message": fault.message, "param": fault.param}
             return
@@ -334,7 +321,10 @@ class FakeEngine:
     # -- requests ---------------------------------------------------------------------------------------------------------
 
     def _choose(self, ask: Ask) -> Slot | None:
-        idle = [slot for slot in self.slots if slot.state == "idle"]
+        promised = {slot for slot, n in self._promised.items() if n}
+        idle = [slot for slot in self.slots if slot.state == "idle" and (slot.slot not in promised or slot.slot == ask.id_slot)]
+        if ask.id_slot is not None:
+            return next((slot for slot in idle if slot.slot == ask.id_slot), None)
         if not idle:
             return None
         mine = [slot for slot in idle if ask.session and slot.session == ask.session]
@@ -348,7 +338,7 @@ class FakeEngine:
         own = min(common(slot.tokens, ask.tokens), limit) if ask.cache_prompt else 0
         seq = self.seq(ask.seq) if ask.seq else None
         gain = min(common(seq.tokens, ask.tokens), ask.max_shared, limit) if seq and ask.cache_prompt else 0
-        shared, miss = (gain, None) if gain > own else (0, self._miss(ask, seq, gain, own))
+        shared, miss = (gain, None) if gain > own else (0, ask.miss(seq, gain, own))
         if shared:
             assert seq is not None
             slot.cells, slot.seq, slot.n_shared = self.share_cells(seq.cells[:shared]), seq.ref, shared
@@ -361,22 +351,24 @@ class FakeEngine:
         slot.tokens = ask.tokens[:cached]
         self.computed += len(ask.tokens) - cached
         slot.cells += self.take_cells(len(ask.tokens) - cached)
+        self.kv.write(slot.cells[cached:], ask.tokens[cached:])
         slot.tokens = list(ask.tokens)
         slot.totals["n_prompt"] += len(ask.tokens) - cached
         slot.totals["n_cached"] += cached
-        return Facts(slot.slot, len(ask.tokens), cached, shared, miss)
+        return Facts(slot.slot, len(ask.tokens), cached, shared, miss, self.kv.candidates(slot.cells, ask.n_probs))
 
-    @staticmethod
-    def _miss(ask: Ask, seq: Seq | None, gain: int, own: int) -> str | None:
-        if ask.seq is None:
-            return None
-        if not ask.cache_prompt:
-            return "cache_prompt_off"
-        if seq is None:
-            return "stale_seq"
-        if gain and gain <= own:
-            return "own_cache_longer"
-        return "too_short" if not ask.max_shared or len(ask.tokens) < 2 else "token_mismatch"
+    async def _free_slot(self, ask: Ask) -> Slot:
+        """A slot that was asked for by its number goes to who asked, before all others."""
+        async with self.slot_free:
+            if ask.id_slot is not None:
+                self._promised[ask.id_slot] += 1
+            try:
+                while (slot := self._choose(ask)) is None:
+                    await self.slot_free.wait()
+            finally:
+                if ask.id_slot is not None:
+                    self._promised[ask.id_slot] -= 1
+        return slot
 
     async def run(self, ask: Ask) -> AsyncIterator[Facts | int | str]:
         """One task: its facts, then its tokens, then the reason of its end. Closing it cancels."""
@@ -384,15 +376,13 @@ class FakeEngine:
         facts: Facts | None = None
         reason, posted_us = "cancelled", self.t_us
         try:
-            async with self.slot_free:
-                while (slot := self._choose(ask)) is None:
-                    await self.slot_free.wait()
+            slot = await self._free_slot(ask)
             slot.state, slot.req, slot.session, slot.task = "prefill", ask.req, ask.session, next(self._tasks)
             ask.task, ask.us_queued, launched_us = slot.task, self.t_us - posted_us, self.t_us
             slot.cancel = asyncio.Event()
             slot.totals["n_launched"] += 1
             facts = self._start(slot, ask)
-            await self.emit("launched", ask, slot.slot)
+            self.emit("launched", ask, slot.slot)
             yield facts
             await self.gate()
             for number in range(ask.n_predict):
@@ -400,11 +390,12 @@ class FakeEngine:
                 slot.state = "generating"
                 slot.tokens.append(token)
                 slot.cells += self.take_cells(1)
+                self.kv.write(slot.cells[-1:], [token])
                 slot.decoded(self.t_us)
                 self.publish()
                 if number == 0:
                     ask.us_prompt = max(1, self.t_us - launched_us)
-                    await self.emit("first_token", ask, slot.slot, facts, n_decoded=1, us_decode=slot.us_decode)
+                    self.emit("first_token", ask, slot.slot, facts, n_decoded=1, us_decode=slot.us_decode)
                 yield token
                 await self.gate()
                 if slot.cancel.is_set():
@@ -414,13 +405,12 @@ class FakeEngine:
             yield reason
         finally:
             if slot is None or facts is None:
-                await self.emit("dropped", ask, -1)
+                self.emit("dropped", ask, -1)
             else:
                 if not slot.cancel.is_set():
                     slot.used_at = self.publish()
                 made = {"n_decoded": slot.n_decoded, "us_decode": slot.us_decode, "reason": reason}
                 slot.rest()
-                await self.emit("finished", ask, slot.slot, facts, **made)
-                await self.emit("released", ask, slot.slot, facts, **made)
-            async with self.slot_free:
-                self.slot_free.notify_all()
+                self.emit("finished", ask, slot.slot, facts, **made)
+                self.emit("released", ask, slot.slot, facts, **made)
+            self._tell(self.slot_free)

@@ -59,6 +59,7 @@ async def restore(engine: FakeEngine, body: dict) -> dict:
             held.cells += _cells(engine, min(PART, len(tokens) - at))
         if start and (parent is None or engine.seq(parent.ref) is None or common(parent.tokens, tokens) < start):
             raise EngineFaultError(409, "file_refused", "parent_seq does not hold the tokens before the saved ones")
+    engine.kv.write(held.cells, tokens[start:])
     held.tokens, held.cells = tokens, [*(parent.cells[:start] if parent else []), *held.cells]
     engine.n_seqs_restored += 1
     facts = {"seq": held.ref, "n_tokens": len(tokens), "n_shared": start, "cells": len(held.cells), "update": engine.publish()}

@@ -105,6 +105,21 @@ class Ask:
     seq: str | None = None
     max_shared: int = 0
     cache_prompt: bool = True
+    id_slot: int | None = None
+    n_probs: int = 0
+
+    def miss(self, seq: Seq | None, gain: int, own: int) -> str | None:
+        """Why nothing was taken from the sequence, where `own` tokens were there and `gain` to be had."""
+        if self.seq is None:
+            return None
+        if not self.cache_prompt:
+            return "cache_prompt_off"
+        if seq is None:
+            return "stale_seq"
+        if gain and gain <= own:
+            return "own_cache_longer"
+        return "too_short" if not self.max_shared or len(self.tokens) < 2 else "token_mismatch"
+
     task: int = 0
     us_queued: int = 0
     us_prompt: int = 0
@@ -119,6 +134,7 @@ class Facts:
     n_cached: int
     n_shared: int
     miss: str | None
+    candidates: list[dict] = field(default_factory=list)
 
 
 def news(now: dict, rows: list[dict], seen: dict) -> dict | None:

@@ -211,6 +211,8 @@ class FakeEngineServer:
                 seq=ours.get("x-polykv-seq"),
                 max_shared=int(ours.get("x-polykv-shared", 0)),
                 cache_prompt=body.get("cache_prompt", True),
+                id_slot=body.get("id_slot"),
+                n_probs=body.get("n_probs", 0),
             )
             for index, prompt in enumerate(prompts * body.get("n", 1))
         ]
@@ -269,6 +271,8 @@ class FakeEngineServer:
         reply = {"choices": [{"message": {"role": "assistant", "content": text}}]} if chat else {"content": text}
         reply["timings"] = {"cache_n": facts.n_cached, "prompt_n": facts.n_prompt - facts.n_cached}
         reply["stop_type"] = reason
+        if facts.candidates:  # of the first token; the real engine lists them for every one
+            reply["completion_probabilities"] = [{"top_logprobs": facts.candidates}]
         if ask.req:
             reply["opencoti"] = opencoti(facts, ours.get("x-polykv-echo"), named=ask.seq is not None)
         return reply
