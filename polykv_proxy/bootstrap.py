@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 import uvicorn
 import uvloop
 
+from polykv_proxy.api.additions import Additions
 from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext, Keys
 from polykv_proxy.api.gate import PoolGate
@@ -154,6 +155,7 @@ class Proxy:
         runtime = await Runtime.start(client, RuntimeOptions(self._state_dir(), limits, declared=prepared.declared))
         if not settings.off:
             self._relay.gate = PoolGate(runtime, settings.default_pool, prepared.keys)
+            self._relay.additions = Additions(runtime, prepared.api_prefix.encode(), settings.default_pool)
         if settings.no_progress_s is not None:
             self._watch = ProgressWatch(runtime.hub, settings.no_progress_s, self._relay.owed, self._doubt)
             runtime.hub.spawn(self._watch.run())

@@ -43,8 +43,8 @@ class FakeEngineServer:
         self.path = path
         self.calls: list[tuple[str, str]] = []
         self.seen_bodies: list[bytes] = []
-        self.slots_page: object = None
-        """What `/slots` answers; None: the engine has no such page."""
+        self.pages: dict[str, tuple[int, str, bytes]] = {}
+        """What `/slots` and `/props` answer: status, content type and body; the engine has no others."""
         self._server: QuietServer | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -99,7 +99,7 @@ class FakeEngineServer:
             Route("/_polykv/v1/sessions/{n:int}", self._end_session, methods=["DELETE"]),
         ]
         app = Starlette(
-            routes=[*post, *verbs, Route("/health", self._health), Route("/slots", self._slots)],
+            routes=[*post, *verbs, Route("/health", self._health), *(Route(path, self._page) for path in ("/slots", "/props"))],
             exception_handlers={EngineFaultError: _fault, 404: _not_found},
         )
         app.add_middleware(_KeyMiddleware, server=self)
@@ -108,10 +108,12 @@ class FakeEngineServer:
     async def _health(self, _request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
-    async def _slots(self, _request: Request) -> Response:
-        if self.slots_page is None:
-            raise EngineFaultError(501, "not_supported_error", "This server does not support slots endpoint.")
-        return JSONResponse(self.slots_page)
+    async def _page(self, request: Request) -> Response:
+        """A page as a test wants it."""
+        if request.url.path not in self.pages:
+            raise EngineFaultError(501, "not_supported_error", f"This server does not support {request.url.path}.")
+        status, kind, body = self.pages[request.url.path]
+        return Response(body, status, headers={"content-type": kind})
 
     async def _hello(self, _request: Request) -> Response:
         self.engine.maybe_fail("hello")

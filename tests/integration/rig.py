@@ -19,6 +19,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from polykv_proxy.api.additions import Additions
 from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext, Keys
 from polykv_proxy.api.gate import PoolGate
@@ -179,6 +180,7 @@ async def relayed(proxy: Rig, *, gated: bool = True) -> AsyncIterator[tuple[Rela
     pool.open(EngineAddress(uds=str(proxy.server.path)))
     relay = Relay(pool)
     relay.gate = proxy.gate if gated else None
+    relay.additions = Additions(proxy.runtime) if gated else None
     http: Any = functools.partial(RelayProtocol, relay=relay)
     server = QuietServer(uvicorn.Config(proxy.app, http=http, log_config=None, lifespan="off", ws="none"))
     sock = socket.create_server(("127.0.0.1", 0))

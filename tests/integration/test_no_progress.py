@@ -200,7 +200,7 @@ async def test_a_stock_engine_is_judged_by_its_slots(tmp_path: Path) -> None:
         asked = all_.asks()
         await all_.owed(1)
         for page in (slots(1, 0, 0), slots(1, 64, 0), slots(1, 64, 1), slots(2, 64, 1)):
-            all_.proxy.server.slots_page = page
+            all_.proxy.server.pages["/slots"] = (200, "application/json", json.dumps(page).encode())
             await all_.passes(LIMIT_S - 1)
         assert all_.watch.evidence is Evidence.SLOTS
         assert not asked.done()
@@ -217,7 +217,7 @@ async def test_without_any_evidence_nobody_is_ended(tmp_path: Path, page: object
     engine = FakeEngine()
     engine.has_verbs = False
     async with whole(tmp_path, engine) as all_:
-        all_.proxy.server.slots_page = page
+        all_.proxy.server.pages["/slots"] = (200, "application/json", json.dumps(page).encode())
         engine.hold()
         asked = all_.asks()
         await all_.owed(1)

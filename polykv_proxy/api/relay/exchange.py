@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING
 
 from polykv_proxy.api.relay import heads
 from polykv_proxy.api.relay.heads import BadHeadError, Framing
-from polykv_proxy.api.relay.sse import SseTail, error_event, sse_of
+from polykv_proxy.api.relay.held import Held, can_be_held
+from polykv_proxy.api.relay.reply import Reply, ReplyHead
+from polykv_proxy.api.relay.sse import error_event
 from polykv_proxy.api.relay.targets import decoded_path
 from polykv_proxy.errors import ApiError
 from polykv_proxy.ports import Header, Plan, Refusal, RelayRequest
@@ -63,22 +65,18 @@ class Exchange:
         self.response_complete = False
         self.disconnected = False
         self.running = False
-        self._http10 = http10
         self._expects = expects
         self._generates = gated
         self._gated = gated and self.relay.gate is not None
         self._refuse = refuse
         self._buffer = bytearray()
         self._sent_body = False
-        self._out: list[bytes] = []
         self._upstream: Upstream | None = None
         self._task: asyncio.Task[None] | None = None
         self._plan: Plan | None = None
         self._retried = False
-        self._head_sent = False
-        self._chunked = False
-        self._bodiless = False
-        self._sse: SseTail | None = None
+        self._reply = Reply(client.transport.write, http10=http10)
+        self._held: Held | None = None
 
     # the client's side
 
@@ -287,28 +285,19 @@ class Exchange:
     # the engine's side: reply
 
     def upstream_head(self, status: int, reason: bytes, headers: list[Header], framing: Framing, *, bodiless: bool) -> None:
-        """The reply's head: made anew for this client."""
-        self._bodiless = bodiless
-        self._chunked = not bodiless and framing.length is None and not self._http10
-        self.keep_alive = self.keep_alive and (bodiless or framing.length is not None or self._chunked)
-        keep_length = framing.length is not None and not framing.chunked and status != 204
+        """The reply's head: goes to the client at once, or when the body is whole."""
+        head = ReplyHead(status, reason, headers, framing, bodiless)
+        amend = self.relay.amendment(self.method, self.target)
+        if amend is not None and can_be_held(head):
+            self._held = Held(head, amend)
+        else:
+            self._begin_reply(head)
+
+    def _begin_reply(self, head: ReplyHead) -> None:
         try:
-            head = heads.reply_head(
-                status,
-                reason,
-                headers,
-                keep_length=keep_length,
-                chunked=self._chunked,
-                close=not self.keep_alive,
-                extra=self._reply_headers(status, headers),
-            )
+            self.keep_alive = self._reply.head(head, self._reply_headers(head.status, head.headers), keep_alive=self.keep_alive)
         except BadHeadError as error:
             self.cut(ApiError("engine_protocol", f"The engine's reply cannot be relayed: {error}."))
-            return
-        if status == 200 and not bodiless and framing.length is None:
-            self._sse = sse_of(headers)
-        self._out.append(head)
-        self._head_sent = True
 
     def _reply_headers(self, status: int, headers: list[Header]) -> Sequence[Header]:
         if self._plan is None:
@@ -321,28 +310,33 @@ class Exchange:
 
     def upstream_body(self, data: bytes) -> None:
         """Bytes of the reply's body."""
-        if self._bodiless:
-            return
-        if self._sse is not None:
-            data = self._sse.feed(data)
-        if data:
-            self._out.append(heads.chunk(data) if self._chunked else data)
+        if self._held is None:
+            self._reply.body(data)
+        elif not self._held.feed(data):
+            held, self._held = self._held, None
+            self._begin_reply(held.head)
+            self._reply.body(bytes(held.body))
 
     def upstream_flush(self) -> None:
         """Everything of one read goes to the client in one write."""
-        if self._out:
-            out, self._out = self._out, []
-            self.client.transport.write(out[0] if len(out) == 1 else b"".join(out))
+        self._reply.flush()
 
     def upstream_complete(self, *, keep: bool) -> None:
         """The reply is whole."""
+        if self._held is not None:
+            held, self._held = self._held, None
+            head, body = held.whole()
+            self._begin_reply(head)
+            self._reply.body(body)
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
             if keep and not self.more_body:
                 self.relay.pool.release(upstream)
             else:
                 upstream.abort()
-        self._end_body(self._sse.end() if self._sse is not None else b"")
+        if not self.response_complete:
+            self._reply.end()
+            self._close()
 
     def upstream_lost(self, why: str) -> None:
         """The engine connection ended before the reply did.
@@ -359,13 +353,13 @@ class Exchange:
         self._broken(self.relay.pool.refusal or _away(f"{why[0].upper()}{why[1:]} before the answer was complete."))
 
     def _broken(self, error: ApiError) -> None:
-        if not self._head_sent:
+        if not self._reply.begun:
             self.refuse(error)
-        elif self._sse is not None:
-            event = error_event(decoded_path(self.target), error.code, error.kind.type, error.message)
-            self._end_body(self._sse.cut(event))
+        elif self._reply.streams:
+            self._reply.cut(error_event(decoded_path(self.target), error.code, error.kind.type, error.message))
+            self._close()
         else:
-            self.upstream_flush()
+            self._reply.flush()
             self.keep_alive = False
             self._close()
 
@@ -382,14 +376,6 @@ class Exchange:
             self.keep_alive = False
         whole = heads.answer(status, headers, body, head_only=self.method == b"HEAD", close=not self.keep_alive)
         self.client.transport.write(whole)
-        self._close()
-
-    def _end_body(self, data: bytes) -> None:
-        if data:
-            self._out.append(heads.chunk(data) if self._chunked else data)
-        if self._chunked:
-            self._out.append(heads.LAST_CHUNK)
-        self.upstream_flush()
         self._close()
 
     def _close(self) -> None:

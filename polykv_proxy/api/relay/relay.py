@@ -1,4 +1,4 @@
-"""What all client connections share: routes, the engine's door, the gate, limits, and the exchanges in flight.
+"""What all client connections share: routes, the engine's door, the gate, additions, limits, and the exchanges in flight.
 
 Law: no bytes pass here. Draining is decided here and carried out by the exchanges.
 """
@@ -6,10 +6,11 @@ Law: no bytes pass here. Draining is decided here and carried out by the exchang
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from polykv_proxy.api.relay.targets import Routes
+from polykv_proxy.api.relay.targets import Routes, decoded_path
 from polykv_proxy.api.relay.upstream_pool import UpstreamPool
 from polykv_proxy.errors import ApiError
 from polykv_proxy.ports import RequestGate
@@ -35,13 +36,15 @@ class RelayLimits:
 
 
 class Relay:
-    """One relay. `gate` may be set or removed at any time between requests; None pumps everything straight through."""
+    """One relay. `gate` and `additions` may be set or removed at any time; without them all is pumped straight through."""
 
     def __init__(self, pool: UpstreamPool, *, routes: Routes | None = None, limits: RelayLimits | None = None) -> None:
         self.pool = pool
         self.routes = routes or Routes()
         self.limits = limits or RelayLimits()
         self.gate: RequestGate | None = None
+        self.additions: Callable[[bytes], Callable[[bytes], bytes | None] | None] | None = None
+        """For the decoded path of a page: what makes another page of it, or None."""
         self.running: set[Exchange] = set()
         self.n_relayed = 0
         self._draining: ApiError | None = None
@@ -57,6 +60,12 @@ class Relay:
     def draining(self) -> bool:
         """True once `drain` was called."""
         return self._draining is not None
+
+    def amendment(self, method: bytes, target: bytes) -> Callable[[bytes], bytes | None] | None:
+        """What is added to the engine's reply to this request."""
+        if self.additions is None or method != b"GET":
+            return None
+        return self.additions(decoded_path(target))
 
     def enter(self, exchange: Exchange) -> None:
         """An exchange begins."""
