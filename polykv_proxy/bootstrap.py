@@ -27,7 +27,7 @@ from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext, Keys
 from polykv_proxy.api.gate import PoolGate
 from polykv_proxy.api.relay import Relay, RelayLimits, RelayProtocol, Routes, UpstreamPool
-from polykv_proxy.cli_doctor import option_findings
+from polykv_proxy.cli_doctor import BUILD, option_findings
 from polykv_proxy.core.ledger import LedgerLimits
 from polykv_proxy.engine import address as addresses
 from polykv_proxy.engine import probe
@@ -152,7 +152,9 @@ class Proxy:
         asyncio.get_running_loop().set_exception_handler(loop_errors)
         client = EngineClient(prepared.address, prepared.key, api_key=prepared.engine_key, api_prefix=prepared.api_prefix)
         limits = LedgerLimits(settings.max_pool_objects, settings.session_ttl_s, settings.pool_grace_s)
-        runtime = await Runtime.start(client, RuntimeOptions(self._state_dir(), limits, declared=prepared.declared))
+        off = "the proxy was started with --off" if settings.off else None
+        options = RuntimeOptions(self._state_dir(), limits, declared=prepared.declared, off=off, remedy=_remedy(settings))
+        runtime = await Runtime.start(client, options)
         if not settings.off:
             self._relay.gate = PoolGate(runtime, settings.default_pool, prepared.keys)
             self._relay.additions = Additions(runtime, prepared.api_prefix.encode(), settings.default_pool)
@@ -258,7 +260,8 @@ class Proxy:
         if self._settings.off:
             pools = "off (--off)"
         elif hello is None:
-            pools = f"off: {runtime.hub.absent or 'the engine has not said whether it has them'}"
+            absent = runtime.hub.absent
+            pools = f"off: {absent}; {runtime.hub.remedy}" if absent else "off: the engine has not said whether it has them"
         else:
             pools = f"{hello.max_pools}, prefix sharing: {hello.prefix_sharing} ({hello.prefix_sharing_why})"
         if self._prepared.declared:
@@ -375,6 +378,19 @@ def _tell(runtime: Runtime, status: EngineStatus) -> None:
         runtime.link.gone(status.reason or "the engine is starting")
     runtime.hub.telemetry.engine_state(status.state.value, status.reason)
     runtime.link.poke()
+
+
+def _remedy(settings: Settings) -> str:
+    """What helps when the engine has no pools."""
+    if settings.off:
+        return "start it without"
+    if settings.engine_url is None:
+        return BUILD
+    if settings.engine_key is None:
+        return "give --engine-key, the LLAMA_ARG_POLYKV_KEY with which the engine was started"
+    return (
+        "either --engine-key is not the LLAMA_ARG_POLYKV_KEY with which it was started, or scripts/build_engine.sh did not build it"
+    )
 
 
 def _path(text: str | None) -> Path | None:

@@ -69,7 +69,7 @@ def _pools_state(pools: Mapping[str, Any]) -> Iterator[Finding]:
         return
     reason = pools.get("reason") or "unknown"
     if pools.get("state") == "off":
-        yield Finding(Level.BAD, f"pools are off: {reason}", BUILD)
+        yield Finding(Level.BAD, f"pools are off: {reason}", pools.get("remedy") or BUILD)
     else:
         yield Finding(Level.WARN, f"not known yet whether the engine has pools: {reason}", "wait until it is ready and ask again")
 

@@ -138,7 +138,14 @@ class EngineRefusedError(EngineError):
 
 
 class EngineAbilityError(EngineError):
-    """The engine lacks our verbs, or speaks a major version of them that we do not know. The message says which."""
+    """The engine lacks our verbs, or speaks a major version of them that we do not know. The message says which.
+
+    `remedy`: what helps, where that does not depend on how the engine came to be ours.
+    """
+
+    def __init__(self, message: str, remedy: str | None = None) -> None:
+        super().__init__(message)
+        self.remedy = remedy
 
 
 class JournalError(PolykvError):

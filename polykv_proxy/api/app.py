@@ -17,7 +17,6 @@ from polykv_proxy.api.pool_routes import pool_routes
 from polykv_proxy.api.session_routes import session_routes
 from polykv_proxy.api.stream_routes import stream_routes
 from polykv_proxy.api.telemetry_routes import health_route, telemetry_routes
-from polykv_proxy.errors import ApiError
 
 
 def build_app(context: ApiContext) -> FastAPI:
@@ -29,9 +28,7 @@ def build_app(context: ApiContext) -> FastAPI:
 
     async def allowed(request: Request) -> None:
         require_key(context, request)
-        absent = context.runtime.hub.absent
-        if absent is not None:
-            raise ApiError("pools_unsupported", f"pools are off: {absent}; run `polykv-proxy doctor` for the remedy")
+        context.runtime.hub.require_pools()
 
     guard = [Depends(allowed)]
     app.include_router(health_route(context))

@@ -47,7 +47,7 @@ def health_route(context: ApiContext) -> APIRouter:
 
     def _pools() -> dict[str, object]:
         if hub.absent is not None:
-            return {"state": "off", "reason": hub.absent}
+            return {"state": "off", "reason": hub.absent, "remedy": hub.remedy}
         if hub.hello is None or not hub.linked:
             return {
                 "state": "unknown",

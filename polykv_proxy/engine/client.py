@@ -67,14 +67,18 @@ class EngineClient:
         except EngineRefusedError as refused:
             if refused.status == 503:
                 raise EngineUnavailableError(f"the engine is not ready: {refused.message}") from refused
-            if refused.status in {401, 403, 404, 501}:
+            if refused.status == 401:
+                message = f"the engine refuses the API key of this proxy (hello: 401 {refused.message})"
+                raise EngineAbilityError(message, "give --api-key a key that the engine takes") from refused
+            if refused.status in {403, 404, 501}:
                 raise EngineAbilityError(
                     f"this engine does not speak the pool protocol (hello: {refused.status} {refused.message})"
                 ) from refused
             raise
         if hello.protocol.major != wire.PROTOCOL_MAJOR:
             raise EngineAbilityError(
-                f"this engine speaks version {hello.protocol.major} of the pool protocol, this proxy version {wire.PROTOCOL_MAJOR}"
+                f"this engine speaks version {hello.protocol.major} of the pool protocol, this proxy version {wire.PROTOCOL_MAJOR}",
+                "use an engine and a proxy of one release",
             )
         return hello
 

@@ -27,7 +27,7 @@ SUSPICION_S = 30.0
 
 
 class Hub:
-    """Shared state of one runtime. `absent` says why this engine has no pools; `hello` is what it said last."""
+    """Shared state of one runtime. `absent`: why there are no pools, `remedy`: what helps; `hello`: what the engine said last."""
 
     def __init__(self, ledger: Ledger, client: EngineClient, journal: Journal, clock: Clock) -> None:
         self.ledger = ledger
@@ -38,6 +38,7 @@ class Hub:
         self.hello: Hello | None = None
         self.linked = False
         self.absent: str | None = None
+        self.remedy = ""
         self.suspect_until = 0.0
         self._queue: asyncio.Queue[Command] = asyncio.Queue()
         self._tasks: set[asyncio.Future[Any]] = set()
@@ -90,10 +91,14 @@ class Hub:
         if pool is not None:
             await self.journal.update_pool(pool, self.ledger.placement(pool_id))
 
+    def require_pools(self) -> None:
+        """ApiError 501 when there are none: why, and what helps."""
+        if self.absent is not None:
+            raise ApiError("pools_unsupported", f"pools are off: {self.absent}; {self.remedy}")
+
     def require_engine(self) -> Hello:
         """What the engine said. ApiError 501 when it has no pools, 503 when it is away or starting."""
-        if self.absent is not None:
-            raise ApiError("pools_unsupported", f"pools are off: {self.absent}; run `polykv-proxy doctor` for the remedy")
+        self.require_pools()
         if self.hello is None:
             raise ApiError("engine_starting", "the engine is starting; try again shortly", retry_after_s=1)
         if not self.linked:

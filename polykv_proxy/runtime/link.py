@@ -27,10 +27,11 @@ ABSENT_RETRY_S = 60.0
 
 
 class EngineLink:
-    """Keeps the ledger in step with the engine."""
+    """Keeps the ledger in step with the engine. `remedy`: what helps when it turns out to have no pools."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, remedy: str) -> None:
         self._hub = hub
+        self._remedy = remedy
         self._events = EngineEvents(hub.client)
         self._changed = asyncio.Event()
         self._poked = asyncio.Event()
@@ -76,7 +77,7 @@ class EngineLink:
             try:
                 await self._follow()
             except EngineAbilityError as error:
-                self._set_absent(str(error))
+                self._set_absent(str(error), error.remedy or self._remedy)
             except EngineUnavailableError as error:
                 self._lost(str(error))
             except EngineError as error:
@@ -121,12 +122,12 @@ class EngineLink:
         self._hub.linked = False
         Boots(self._hub.ledger).lost(reason)
 
-    def _set_absent(self, reason: str) -> None:
+    def _set_absent(self, reason: str, remedy: str) -> None:
         if self._hub.absent is None:
             log.warning("pools are off: %s. Requests are relayed as they come; /polykv/* answers 501", reason)
             self._hub.telemetry.engine_away("absent", reason)
         self._hub.linked = False
-        self._hub.absent = reason
+        self._hub.absent, self._hub.remedy = reason, remedy
         self._changed.set()
 
     async def _pause(self) -> None:

@@ -60,26 +60,29 @@ class SystemClock:
 class RuntimeOptions:
     """`state_dir` None keeps the journal in memory. `sweep_s` None leaves sweeping to the caller of `sweep`.
 
-    `declared` are pools that there are to be, each after its parent.
+    `declared` are pools that there are to be, each after its parent. `off`: why there are none, whatever the engine is; then it is
+    not asked. `remedy`: what helps when the engine has none.
     """
 
     state_dir: Path | None = None
     limits: LedgerLimits = field(default_factory=LedgerLimits)
     sweep_s: float | None = SWEEP_S
     declared: Sequence[Declared] = ()
+    off: str | None = None
+    remedy: str = "run an engine that has them"
 
 
 class Runtime:
     """The running whole. Made by `Runtime.start`; `stop` ends it."""
 
-    def __init__(self, hub: Hub, pools: PoolService, folder: StateFolder | None, declared: Sequence[Declared] = ()) -> None:
+    def __init__(self, hub: Hub, pools: PoolService, folder: StateFolder | None, options: RuntimeOptions) -> None:
         self.hub = hub
         self.pools = pools
         self.lifetimes = LifetimeService(hub, pools)
         self.compaction = CompactionService(hub, self.lifetimes)
         self.requests = RequestDesk(hub, pools)
-        self.link = EngineLink(hub)
-        self.declared = DeclaredPools(hub, pools, self.lifetimes, self.link, declared)
+        self.link = EngineLink(hub, options.remedy)
+        self.declared = DeclaredPools(hub, pools, self.lifetimes, self.link, options.declared)
         self.view = View(hub.ledger, hub.telemetry, hub.clock)
         self.glance = Glance(hub, self.view)
         self._folder = folder
@@ -107,11 +110,14 @@ class Runtime:
         def show(pool: Pool) -> Mapping[str, object]:
             return view.pool(pool, hub.hello)
 
-        runtime = cls(hub, PoolService(hub, show, found.replies), folder, options.declared)
+        runtime = cls(hub, PoolService(hub, show, found.replies), folder, options)
         hub.on_expire = runtime._expire
         runtime.pools.on_unwanted = runtime.lifetimes.release_unwanted
         hub.start()
-        hub.spawn(runtime.link.run())
+        if options.off is None:
+            hub.spawn(runtime.link.run())
+        else:
+            hub.absent, hub.remedy = options.off, options.remedy
         runtime._declaring = hub.spawn(runtime.declared.run())
         if options.sweep_s is not None:
             hub.spawn(runtime._sweep_often(options.sweep_s))

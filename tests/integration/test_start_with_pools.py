@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import socket
-import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
 
+from tests.fakes.async_proxy import free_port, process, up
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_server import FakeEngineServer
 from tests.integration.rig import served
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as sock:
-        return int(sock.getsockname()[1])
-
-
-@asynccontextmanager
-async def started(server: FakeEngineServer, folder: Path, pools: Path, port: int) -> AsyncIterator[asyncio.subprocess.Process]:
-    command = [sys.executable, "-m", "polykv_proxy.cli", "--engine-url", f"unix:{server.path}", "--engine-key", server.engine.key]
-    command += ["--port", str(port), "--state-dir", str(folder / "state"), "--pools", str(pools)]
-    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            process.terminate()
-            await process.communicate()
+def with_pools(server: FakeEngineServer, folder: Path, pools: Path, port: int) -> list[str]:
+    """Options of a proxy in front of the fake engine."""
+    options = ["--engine-url", f"unix:{server.path}", "--engine-key", server.engine.key]
+    return [*options, "--port", str(port), "--state-dir", str(folder / "state"), "--pools", str(pools)]
 
 
 async def until(client: httpx.AsyncClient, reason: str) -> dict:
@@ -55,7 +40,7 @@ async def test_it_is_ready_when_its_pools_are_there(tmp_path: Path) -> None:
     engine.hold()
     async with (
         served(engine, tmp_path) as server,
-        started(server, tmp_path, pools, port) as process,
+        process(with_pools(server, tmp_path, pools, port)) as proxy,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client,
     ):
         health = await until(client, "making declared pools: 0 of 2 (sys, 0 of 3 tokens)")
@@ -64,13 +49,9 @@ async def test_it_is_ready_when_its_pools_are_there(tmp_path: Path) -> None:
         early = await client.post("/completion", json=ask)
         assert (early.status_code, early.json()["error"]["code"], early.headers["retry-after"]) == (503, "engine_starting", "2")
         engine.go()
-        said = b""
-        assert process.stderr is not None
-        async with asyncio.timeout(60):
-            while b"  try " not in said:
-                said += await process.stderr.readline()
-        assert b"declared: 1 of 2 are there" in said
-        assert b"note   declared pool far could not be made: tokens[0] is 99999" in said
+        async with up(proxy, port) as (_, said):
+            assert "declared: 1 of 2 are there" in said
+            assert "note   declared pool far could not be made: tokens[0] is 99999" in said
         health = (await client.get("/polykv/health")).json()
         assert (health["state"], health["reason"], health["declared"]["settled"]) == ("ready", None, True)
         assert (await client.post("/completion", json=ask)).headers["x-cached-prefix-tokens"] == "3"
@@ -84,13 +65,13 @@ async def test_it_can_be_stopped_while_they_are_made(tmp_path: Path) -> None:
     engine.hold()
     async with (
         served(engine, tmp_path) as server,
-        started(server, tmp_path, pools, port) as process,
+        process(with_pools(server, tmp_path, pools, port)) as proxy,
         httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client,
     ):
         await until(client, "making declared pools")
-        process.terminate()
-        _, said = await process.communicate()
-        assert process.returncode == 0, said
+        proxy.terminate()
+        _, said = await proxy.communicate()
+        assert proxy.returncode == 0, said
         assert b"Traceback" not in said, said
 
 
@@ -98,9 +79,9 @@ async def test_a_bad_file_ends_it_before_it_listens(tmp_path: Path) -> None:
     """Exit code 2 and a line for each mistake."""
     pools = tmp_path / "pools.yaml"
     pools.write_text("pools:\n  A: {prompt: x}\n  b: {}\n")
-    async with served(FakeEngine(), tmp_path) as server, started(server, tmp_path, pools, free_port()) as process:
-        _, said = await process.communicate()
-        assert process.returncode == 2
+    async with served(FakeEngine(), tmp_path) as server, process(with_pools(server, tmp_path, pools, free_port())) as proxy:
+        _, said = await proxy.communicate()
+        assert proxy.returncode == 2
         first, second = said.decode().splitlines()
         assert first == f"error: {pools}:2: pool A: a name must match [a-z_][a-z0-9_.-]{{0,63}}"
         assert second.startswith(f"error: {pools}:3: pool b: give exactly one of ")
