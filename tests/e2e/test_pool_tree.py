@@ -131,6 +131,32 @@ def test_idle_pools_make_room_and_come_back(plain: Product) -> None:
     sums_up(plain)
 
 
+def test_a_cache_full_of_kept_pools_is_saturated(engine_path: Path, tmp_path: Path) -> None:
+    """A pool for which there are no cells is 429 while all the others are kept, and is made as soon as one of them is not."""
+    options = ("--max-pools", "6", "--pool-grace-s", "0")
+    with product(engine_path, tiny_model("full"), tmp_path, *options, args=["-c", 512, "-np", 1]) as proxy:
+        first = proxy.pool(tokens=tokens(300, 1))["pool_id"]
+        proxy.http.post(f"/polykv/pools/{first}/pin")
+        refused = proxy.http.post("/polykv/pools", json={"tokens": tokens(300, 2)})
+        assert (refused.status_code, refused.json()["error"]["code"], "retry-after" in refused.headers) == (429, "saturated", True)
+        proxy.http.post(f"/polykv/pools/{first}/unpin")
+        proxy.pool(tokens=tokens(300, 2))
+        assert [pool["residency"] for pool in proxy.get("/polykv/pools")["pools"]] == ["evicted", "resident"]
+
+
+def test_idle_pools_make_room_in_the_window_cache_too(engine_path: Path, tmp_path: Path) -> None:
+    """Branches that hold a whole window each and few cells else: idle ones go when window cells run out, and none is refused."""
+    options = ("--max-pools", "24", "--pool-grace-s", "0")
+    with product(engine_path, tiny_model("swa"), tmp_path, *options, args=["-c", 1024, "-np", 1, "-ub", 64]) as proxy:
+        root = tokens(200, 1)
+        top = proxy.pool(tokens=root)["pool_id"]
+        for n in range(20):
+            fork(proxy, top, [*root[:128], 900 + n, 5], branch_pos=128)
+        state = proxy.engine.state()
+        assert state["cells"]["used"] < 400
+        assert 10 < len(state["seqs"]) < 21
+
+
 def test_compaction_frees_cells_and_answers_right(plain: Product) -> None:
     """The compacted pool shares what it keeps with the old one, outlives it, and answers as a fresh prefill does."""
     floor = noise_floor(plain.engine)

@@ -100,8 +100,8 @@ bool server_context_impl::polykv_make_room(int32_t n_batch, int32_t off) {
             victim = &slot;
         }
     }
-    if (!victim || n_processing < 2) {
-        return false; // alone: the stock error
+    if (!victim || (n_processing < 2 && !victim->task->params.polykv.prefill_only)) {
+        return false; // alone: the stock error; of a materialisation the proxy must know that other sequences can make room for it
     }
 
     polykv_rollback(off);
@@ -112,7 +112,7 @@ bool server_context_impl::polykv_make_room(int32_t n_batch, int32_t off) {
     if (victim->stats.n_gen > 0) {
         polykv_stop_truncated(*victim);
     } else {
-        send_error(*victim, "the KV cache is full: " + std::to_string(victim->task->n_tokens()) + " prompt tokens do not fit beside the running requests", ERROR_TYPE_EXCEED_CONTEXT_SIZE);
+        send_error(*victim, "the KV cache is full: " + std::to_string(victim->task->n_tokens()) + " prompt tokens do not fit beside what is in use", ERROR_TYPE_EXCEED_CONTEXT_SIZE);
         victim->release();
     }
     victim->prompt_clear();
