@@ -41,8 +41,9 @@ class Reply:
         return self.body["tokens"]
 
     @property
-    def logprobs(self) -> list[float]:
-        return [entry["logprob"] for entry in self.body["completion_probabilities"]]
+    def logprobs(self) -> list[float | None]:
+        """A position each; the engine computes none for an accepted draft."""
+        return [entry["logprob"] if entry["top_logprobs"] else None for entry in self.body["completion_probabilities"]]
 
     @property
     def gaps(self) -> list[float]:
