@@ -10,14 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import httpx
-import numpy as np
 import pytest
 
 from tests.engine.driver import Engine, Reply, ints, parse_events, request_body
 from tests.engine.judge import assert_equal, noise_floor
 from tests.models import tiny_model
+from tests.models.adapter import write_adapter
 
 pytestmark = pytest.mark.engine
 
@@ -323,29 +322,10 @@ def test_sleep_and_wake_is_a_new_boot(engine_path: Path) -> None:
         assert engine.attached([*range(400, 440), 7], again).n_shared == 40
 
 
-def write_adapter(path: Path, model: Path, seed: int) -> Path:
-    """A LoRA adapter for the first attention layer, strong enough to change answers."""
-    fields = gguf.GGUFReader(model).fields
-    arch = bytes(fields["general.architecture"].parts[-1]).decode()
-    shape = next(tensor.shape for tensor in gguf.GGUFReader(model).tensors if tensor.name == "blk.0.attn_q.weight")
-    writer = gguf.GGUFWriter(path, arch)
-    writer.add_string("general.type", "adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 8.0)
-    random = np.random.default_rng(seed)
-    writer.add_tensor("blk.0.attn_q.weight.lora_a", random.normal(size=(4, shape[0])).astype(np.float32))
-    writer.add_tensor("blk.0.attn_q.weight.lora_b", random.normal(size=(shape[1], 4)).astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
 def test_attach_only_under_the_same_adapters(engine_path: Path, tmp_path: Path) -> None:
     """A pool records its LoRA set; under another set it is not attached, and the answer is that of a fresh prefill."""
     model = tiny_model("full")
-    adapter = write_adapter(tmp_path / "a.gguf", model, 1)
+    adapter = write_adapter(tmp_path / "a.gguf", "full", 1)
     with Engine(engine_path, model, ["-c", 1024, "-np", 2, "-t", 1, "--lora", adapter]) as engine:
         pool = list(range(600, 680))
         floor = noise_floor(engine)
