@@ -376,6 +376,8 @@ def _tell(runtime: Runtime, status: EngineStatus) -> None:
     """What the engine's state means to the runtime: a process of ours that is not there holds no KV."""
     if status.supervised and status.state in {EngineState.STARTING, EngineState.FAILED}:
         runtime.link.gone(status.reason or "the engine is starting")
+    if status.state is EngineState.STOPPING:
+        runtime.link.expect_end()
     runtime.hub.telemetry.engine_state(status.state.value, status.reason)
     runtime.link.poke()
 

@@ -124,7 +124,9 @@ class Supervisor:
         self.output.close()
 
     def kill(self) -> None:
-        """End the engine's process group now, without waiting."""
+        """End the engine's process group now, without waiting, and for good."""
+        self._stopping = True
+        self._set(EngineState.STOPPING)
         if self._process is not None:
             self._process.signal_group(signal.SIGKILL)
 

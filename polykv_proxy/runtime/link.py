@@ -36,10 +36,15 @@ class EngineLink:
         self._changed = asyncio.Event()
         self._poked = asyncio.Event()
         self._retry_s = FIRST_RETRY_S
+        self._level = logging.WARNING
 
     def poke(self) -> None:
         """Something about the engine changed (it was started, or exited): look at once."""
         self._poked.set()
+
+    def expect_end(self) -> None:
+        """The engine is being ended on purpose: nothing that its line does from now on is news."""
+        self._level = logging.DEBUG
 
     def gone(self, reason: str) -> None:
         """The engine's process is not there: known before its connections tell."""
@@ -81,7 +86,7 @@ class EngineLink:
             except EngineUnavailableError as error:
                 self._lost(str(error))
             except EngineError as error:
-                log.warning("engine events: %s", error)
+                log.log(self._level, "engine events: %s", error)
             await self._pause()
 
     async def _follow(self) -> None:
@@ -117,7 +122,7 @@ class EngineLink:
 
     def _lost(self, reason: str) -> None:
         if self._hub.linked:
-            log.warning("lost the engine: %s", reason)
+            log.log(self._level, "lost the engine: %s", reason)
             self._hub.telemetry.engine_away("lost", reason)
         self._hub.linked = False
         Boots(self._hub.ledger).lost(reason)

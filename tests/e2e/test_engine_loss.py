@@ -73,6 +73,23 @@ def test_a_killed_proxy_takes_the_engine_along(twin_path: Path, smollm2: Path, t
             assert again.stop() == 0
 
 
+def test_a_second_signal_is_no_crash(engine_path: Path, smollm2: Path, tmp_path: Path) -> None:
+    """Ctrl-C twice while a stream runs: exit code 130, and nothing is said that looks like trouble."""
+    with Served(engine_path, smollm2, tmp_path) as served, httpx.Client(base_url=served.url, trust_env=False, timeout=60) as client:
+        assert served.process.stderr is not None
+        with client.stream("POST", "/completion", json=STREAM) as got:
+            lines = got.iter_lines()
+            next(lines)
+            served.process.send_signal(signal.SIGINT)
+            said = served.process.stderr.readline()
+            assert "once more to stop at once" in said
+            served.process.send_signal(signal.SIGINT)
+            assert any("draining" in line for line in lines)
+        said += served.process.stderr.read()
+        assert served.process.wait(60) == 130
+        assert not {"ERROR", "WARNING", "Traceback"}.intersection(said.split()), said
+
+
 def test_keys_and_prefix_reach_engine_and_verbs(engine_path: Path, smollm2: Path, tmp_path: Path) -> None:
     """With an API key and a path prefix the engine's routes, our verbs and our own calls work; without the key none does."""
     args = ("-c", "1024", "-t", "1", "--api-prefix", "/llm")

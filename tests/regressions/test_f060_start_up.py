@@ -117,6 +117,19 @@ async def test_a_crash_restarts_and_leaves_no_zombie(folder: RunFolder) -> None:
     assert rig.supervisor.status.state is EngineState.STOPPED
 
 
+async def test_an_engine_ended_on_purpose_has_not_failed(folder: RunFolder, caplog: pytest.LogCaptureFixture) -> None:
+    """Killed by a second signal to the proxy: no error is said, and nothing is started again."""
+    rig = Rig("ready", folder, idle_s=60)
+    rig.supervisor.start()
+    await asyncio.wait_for(rig.supervisor.first_boot(), 60)
+    rig.supervisor.drain()
+    rig.supervisor.kill()
+    await rig.supervisor.stop(at_once=True)
+    assert EngineState.FAILED not in rig.states
+    assert rig.states[-1] is EngineState.STOPPED
+    assert caplog.records == []
+
+
 async def test_a_crash_loop_backs_off(folder: RunFolder) -> None:
     """F062: each death soon after the last one doubles the wait before the next start, up to a bound."""
     rig = Rig("ready", folder, idle_s=60)
