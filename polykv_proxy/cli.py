@@ -15,7 +15,7 @@ from typer.core import TyperGroup
 
 from polykv_proxy.cli_remote import register
 from polykv_proxy.errors import SettingsError
-from polykv_proxy.settings import Settings, load_settings
+from polykv_proxy.settings import Settings, default_text, flag, load_settings
 
 _ENGINE_ARGS = "polykv.engine_args"
 EXIT_SETTINGS = 2
@@ -45,9 +45,11 @@ _ENGINE, _PUBLIC, _POOLS, _TIMES = "Engine", "Listening and keys", "Pools and se
 
 
 def _option(name: str, *flags: str, panel: str, **more: Any) -> Any:
+    default = default_text(name)
+    shown = f" Default: {default}." if default not in {None, "false"} else ""
     return typer.Option(
         *(flags or ("--" + name.replace("_", "-"),)),
-        help=Settings.model_fields[name].description,
+        help=f"{Settings.model_fields[name].description}{shown}",
         rich_help_panel=panel,
         show_default=False,
         **more,
@@ -94,6 +96,7 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
         typer.echo(f"polykv-proxy {installed_version('polykv-proxy')}")
         raise typer.Exit
     if ctx.invoked_subcommand is not None:
+        _check_nothing_before(ctx, ctx.invoked_subcommand)
         return
     given = dict(ctx.params)
     flags = {
@@ -104,6 +107,15 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
     from polykv_proxy.bootstrap import run  # noqa: PLC0415 - heavy; --help and sub-commands do without
 
     raise typer.Exit(run(load_settings(flags, config)))
+
+
+def _check_nothing_before(ctx: typer.Context, command: str) -> None:
+    """Options of the server mean nothing to a command that asks a running one."""
+    for name, value in ctx.params.items():
+        if value is not None and value is not False:
+            raise typer.BadParameter(
+                f"{flag(name)} before {command} is for the server; write polykv-proxy {command} and its options"
+            )
 
 
 def main() -> None:

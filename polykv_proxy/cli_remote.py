@@ -22,10 +22,18 @@ from polykv_proxy.cli_doctor import Level, diagnose
 from polykv_proxy.ui.top.plain import show
 from polykv_proxy.ui.top.remote import Remote
 
-DEFAULT_URL = "http://127.0.0.1:8080"
+DEFAULT_PORT = 8080
 EXIT_FAILED = 1
 
-Url = Annotated[str, typer.Option("--url", envvar="POLYKV_URL", help="Where the proxy listens.")]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        "--url", envvar="POLYKV_URL", help="Where the proxy listens. Default: this machine, at --port.", show_default=False
+    ),
+]
+Port = Annotated[
+    int, typer.Option("--port", envvar="POLYKV_PORT", min=1, max=65535, help="Its port on this machine, where --url is not given.")
+]
 ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="POLYKV_API_KEY", help="Key of the proxy.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print the proxy's JSON as it came.")]
 
@@ -41,9 +49,9 @@ def register(app: typer.Typer) -> None:
     app.command("doctor")(doctor)
 
 
-def pools(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = False) -> None:
+def pools(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None, as_json: Json = False) -> None:
     """Draw the tree of pools of a running proxy."""
-    facts = _get(url, "/polykv/pools", api_key)
+    facts = _get(_where(url, port), "/polykv/pools", api_key)
     if as_json:
         _print_json(facts)
         return
@@ -53,9 +61,9 @@ def pools(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = False)
     console.print(f"sequence ids: {facts['seq_ids_used']} of {facts['seq_ids_max']} in use, KV: {_mib(facts['kv_bytes'])}")
 
 
-def sessions(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = False) -> None:
+def sessions(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None, as_json: Json = False) -> None:
     """List the sessions of a running proxy."""
-    facts = _get(url, "/polykv/sessions", api_key)
+    facts = _get(_where(url, port), "/polykv/sessions", api_key)
     if as_json:
         _print_json(facts)
         return
@@ -75,14 +83,15 @@ def sessions(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = Fal
 
 
 def top(
-    url: Url = DEFAULT_URL,
+    url: Url = None,
+    port: Port = DEFAULT_PORT,
     api_key: ApiKey = None,
     once: Annotated[bool, typer.Option("--once", help="Print once, and end.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print once as JSON, and end.")] = False,
     interval_s: Annotated[float, typer.Option("--interval-s", min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Watch a running proxy: its pools and sessions, how fast they are, and the KV cache."""
-    asyncio.run(_top(Remote(url, api_key), once=once or as_json, as_json=as_json, interval_s=interval_s))
+    asyncio.run(_top(Remote(_where(url, port), _first(api_key)), once=once or as_json, as_json=as_json, interval_s=interval_s))
 
 
 async def _top(remote: Remote, *, once: bool, as_json: bool, interval_s: float) -> None:
@@ -102,9 +111,9 @@ async def _top(remote: Remote, *, once: bool, as_json: bool, interval_s: float) 
         await remote.close()
 
 
-def doctor(url: Url = DEFAULT_URL, api_key: ApiKey = None, as_json: Json = False) -> None:
+def doctor(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None, as_json: Json = False) -> None:
     """Say what the engine of a running proxy can share, what it costs, what stands in the way, and what to change."""
-    findings = diagnose(_get(url, "/polykv/health", api_key))
+    findings = diagnose(_get(_where(url, port), "/polykv/health", api_key))
     if as_json:
         _print_json([finding.as_dict() for finding in findings])
     else:
@@ -158,14 +167,27 @@ def _mib(n_bytes: int) -> str:
     return f"{n_bytes / 2**20:.1f} MiB"
 
 
+def _where(url: str | None, port: int) -> str:
+    """1. `--url` or POLYKV_URL, a scheme left out is http. 2. This machine, at `--port` or POLYKV_PORT."""
+    if url is None:
+        return f"http://127.0.0.1:{port}"
+    return url if "://" in url else f"http://{url}"
+
+
+def _first(api_key: str | None) -> str | None:
+    """POLYKV_API_KEY may hold all keys that the server takes."""
+    return api_key.split(",")[0].strip() if api_key else None
+
+
 def _get(url: str, path: str, api_key: str | None) -> Any:
-    url = url if "://" in url else f"http://{url}"
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    key = _first(api_key)
+    headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
         with httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
             reply = client.get(path)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        _fail(f"nothing answers at {url} ({error}); start it with `polykv-proxy --engine ./llamafile -m MODEL.gguf`, or give --url")
+        start = "start it with `polykv-proxy --engine ./llamafile -m MODEL.gguf`"
+        _fail(f"nothing answers at {url} ({error}); {start}, or give --url or --port")
     try:
         facts = reply.json()
     except ValueError:

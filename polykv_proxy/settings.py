@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
-from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from polykv_proxy.core.pools import NAME_RULE, is_pool_number, valid_name
@@ -175,19 +174,20 @@ def variable(name: str) -> str:
     return ENV_PREFIX + name.upper()
 
 
+def default_text(name: str) -> str | None:
+    """The default of a field for people, None where it has none."""
+    value = Settings.model_fields[name].default
+    return None if value is None or value == () else str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def reference() -> str:
     """The table of all settings, in Markdown: the one in docs/configuration.md."""
     lines = ["| flag | variable | in the file | default | meaning |", "|---|---|---|---|---|"]
     for name, field in Settings.model_fields.items():
-        lines.append(f"| `{flag(name)}` | `{variable(name)}` | `{name}` | {_default(field)} | {field.description} |")
+        default = default_text(name)
+        shown = "none" if default is None else f"`{default}`"
+        lines.append(f"| `{flag(name)}` | `{variable(name)}` | `{name}` | {shown} | {field.description} |")
     return "\n".join(lines)
-
-
-def _default(field: FieldInfo) -> str:
-    value = field.default
-    if value is None or value == ():
-        return "none"
-    return f"`{str(value).lower() if isinstance(value, bool) else value}`"
 
 
 def _read_file(file: Path | None) -> dict[str, Any]:

@@ -5,13 +5,18 @@ import json
 import re
 from pathlib import Path
 
+import httpx
 import pytest
 import typer
+from typer.testing import CliRunner
 
+from polykv_proxy import cli_remote
+from polykv_proxy.cli import app
 from polykv_proxy.cli_remote import draw_tree, pools, top
 from tests.fakes.fake_engine import FakeEngine
 from tests.integration.rig import relayed, rig
 
+CLIENT = httpx.Client
 BASE = list(range(100, 140))
 
 
@@ -69,3 +74,37 @@ def test_top_of_nothing_is_one_line_and_a_code(capsys: pytest.CaptureFixture[str
     with pytest.raises(typer.Exit):
         top(url="127.0.0.1:1")
     assert capsys.readouterr().err.startswith("error: nothing answers at http://127.0.0.1:1 (")
+
+
+@pytest.mark.parametrize("command", ["pools", "sessions", "doctor"])
+@pytest.mark.parametrize(
+    ("options", "env", "where"),
+    [
+        ([], {}, "http://127.0.0.1:8080/"),
+        (["--port", "2"], {"POLYKV_PORT": "3"}, "http://127.0.0.1:2/"),
+        ([], {"POLYKV_PORT": "3"}, "http://127.0.0.1:3/"),
+        (["--url", "https://far:4"], {"POLYKV_PORT": "3"}, "https://far:4/"),
+        ([], {"POLYKV_PORT": "3", "POLYKV_URL": "near:5", "POLYKV_API_KEY": "a, b"}, "http://near:5/"),
+    ],
+)
+def test_every_command_finds_its_proxy(
+    command: str, options: list[str], env: dict[str, str], where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A URL wins over a port, a flag over a variable; of several keys the first is sent."""
+    asked: list[httpx.Request] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        asked.append(request)
+        return httpx.Response(500)
+
+    monkeypatch.setattr(cli_remote.httpx, "Client", lambda **more: CLIENT(**{**more, "transport": httpx.MockTransport(answer)}))
+    assert CliRunner().invoke(app, [command, *options], env={"POLYKV_URL": "", "POLYKV_PORT": "", **env}).exit_code == 1
+    assert str(asked[0].url).startswith(where)
+    assert asked[0].headers.get("authorization") == ("Bearer a" if "POLYKV_API_KEY" in env else None)
+
+
+def test_options_of_the_server_before_a_command_are_not_lost_in_silence() -> None:
+    """They would say nothing to it."""
+    done = CliRunner().invoke(app, ["--port", "99", "pools"])
+    assert done.exit_code == 2
+    assert "--port before pools is for the server" in " ".join(done.output.replace("│", " ").split())

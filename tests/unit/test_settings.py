@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from polykv_proxy.cli import app
 from polykv_proxy.errors import SettingsError
-from polykv_proxy.settings import Settings, flag, load_settings, reference
+from polykv_proxy.settings import Settings, default_text, flag, load_settings, reference
 
 DOCS = Path(__file__).parents[2] / "docs" / "configuration.md"
 
@@ -81,6 +81,17 @@ def test_every_setting_has_a_flag() -> None:
     for name in Settings.model_fields:
         if name != "engine_args":
             assert flag(name) in text
+
+
+def test_help_says_the_defaults() -> None:
+    """Each default is named once, in the words of the reference."""
+    text = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "300", "TERM": "dumb"}).output
+    for name in Settings.model_fields:
+        default = default_text(name)
+        line = next((line for line in text.splitlines() if f" {flag(name)} " in line), "")
+        if default is not None and default != "false":
+            assert line.count("Default:") == 1, line
+            assert f"Default: {default}." in line
 
 
 def test_what_follows_two_dashes_is_the_engine_s(monkeypatch: pytest.MonkeyPatch) -> None:
