@@ -84,6 +84,14 @@ class Settings(BaseSettings):
         "info", description="How much the proxy says on standard error."
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_bools(cls, value: object, info: ValidationInfo) -> object:
+        """`true` would be taken for 1."""
+        if isinstance(value, bool) and info.field_name != "off":
+            raise ValueError("give a value, not true or false")
+        return value
+
     @field_validator("max_pools", mode="before")
     @classmethod
     def _max_pools(cls, value: object) -> object:

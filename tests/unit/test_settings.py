@@ -31,6 +31,8 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path) -> None:
         ({}, {"POLYKV_PORT": "x"}, "", "POLYKV_PORT x: input should be a valid integer"),
         ({"max_pools": "many"}, {}, "", "--max-pools many: write auto, or a number from 0 to 255"),
         ({}, {}, "max_pools = 256", "max_pools 256: write auto, or a number from 0 to 255"),
+        ({}, {}, "port = true", "port True: give a value, not true or false"),
+        ({}, {}, "keep_alive_s = false", "keep_alive_s False: give a value, not true or false"),
         ({}, {}, "prot = 1", "unknown setting 'prot'"),
         ({}, {}, "port =", "not valid TOML"),
         ({"off": True, "default_pool": "a"}, {}, "", "--off switches pools off"),
