@@ -82,7 +82,7 @@ def sessions(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None,
     )
 
 
-def top(
+def top(  # noqa: PLR0917 - typer reads options from the signature and passes them by name
     url: Url = None,
     port: Port = DEFAULT_PORT,
     api_key: ApiKey = None,
