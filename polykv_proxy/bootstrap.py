@@ -1,6 +1,6 @@
 """The composition root: settings become adapters, the runtime, the relay and the application; the one place where rooms meet.
 
-Law: all checks come before anything starts; what is started is stopped in reverse order, also when a start fails half way.
+Law: all checks come before anything starts (prepared.py); what is started is stopped in reverse, also when a start fails half way.
 """
 
 from __future__ import annotations
@@ -9,14 +9,8 @@ import asyncio
 import contextlib
 import functools
 import logging
-import os
-import secrets
 import signal
-import socket
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import uvicorn
@@ -24,27 +18,21 @@ import uvloop
 
 from polykv_proxy.api.additions import Additions
 from polykv_proxy.api.app import build_app
-from polykv_proxy.api.context import ApiContext, Keys
+from polykv_proxy.api.context import ApiContext
 from polykv_proxy.api.gate import PoolGate
 from polykv_proxy.api.relay import Relay, RelayLimits, RelayProtocol, Routes, UpstreamPool
-from polykv_proxy.cli_doctor import BUILD, option_findings
+from polykv_proxy.cli_doctor import option_findings
 from polykv_proxy.core.ledger import LedgerLimits
-from polykv_proxy.engine import address as addresses
 from polykv_proxy.engine import probe
-from polykv_proxy.engine.binary import find_binary, inspect_binary
 from polykv_proxy.engine.client import EngineClient
-from polykv_proxy.engine.command import EngineOptions, asks_for_split_cache, check_args, check_model, command, option_value
 from polykv_proxy.engine.facts import ask_facts
-from polykv_proxy.engine.gguf_header import auto_pools
 from polykv_proxy.engine.late_wakeups import loop_errors
 from polykv_proxy.engine.output import OutputLog
 from polykv_proxy.engine.status import EngineState, EngineStatus
 from polykv_proxy.engine.supervisor import EngineStartError, Supervisor, SupervisorLimits
 from polykv_proxy.engine.watcher import EngineWatcher
-from polykv_proxy.errors import ApiError, SettingsError
-from polykv_proxy.pools_file import read_pools_file
-from polykv_proxy.ports import EngineAddress
-from polykv_proxy.runtime.orders import Declared
+from polykv_proxy.errors import ApiError
+from polykv_proxy.prepared import Prepared, prepare
 from polykv_proxy.runtime.progress import ProgressWatch
 from polykv_proxy.runtime.runtime import Runtime, RuntimeOptions
 from polykv_proxy.settings import Settings
@@ -57,65 +45,6 @@ _CLOSE_S = 2
 EXIT_AT_ONCE = 130
 
 Engine: TypeAlias = Supervisor | EngineWatcher
-
-
-@dataclass(slots=True)
-class Prepared:
-    """What is known before anything runs: the bound socket, where the engine will be, and how it is started."""
-
-    settings: Settings
-    listener: socket.socket
-    address: EngineAddress
-    key: str
-    keys: Keys
-    api_prefix: str
-    argv: list[str]
-    env: dict[str, str]
-    folder: addresses.RunFolder | None = None
-    declared: Sequence[Declared] = ()
-
-    @property
-    def engine_key(self) -> str | None:
-        """The key with which we ask the engine ourselves, where it wants one."""
-        return min(self.keys.api, default=None)
-
-    @property
-    def url(self) -> str:
-        """Where clients reach us."""
-        host, port = self.listener.getsockname()[:2]
-        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104 - shown only
-        return f"http://{shown}:{port}"
-
-    def close(self) -> None:
-        """Let go of the socket and the folder."""
-        self.listener.close()
-        if self.folder is not None:
-            self.folder.close()
-
-
-def prepare(settings: Settings, env: Mapping[str, str] | None = None) -> Prepared:
-    """Check everything that can be checked. Raises SettingsError."""
-    env = os.environ if env is None else env
-    declared = read_pools_file(settings.pools) if settings.pools is not None else []
-    if settings.engine_url is not None:
-        address, prefix = addresses.from_url(settings.engine_url)
-        key = settings.engine_key.get_secret_value() if settings.engine_key is not None else ""
-        return Prepared(settings, _bind(settings), address, key, _keys(settings, env), prefix, [], {}, declared=declared)
-    check_args(settings.engine_args)
-    binary = inspect_binary(find_binary(settings.engine))
-    check_model(settings.model, binary, settings.engine_args, env)
-    named = settings.model or _path(option_value(settings.engine_args, ("-m", "--model")) or env.get("LLAMA_ARG_MODEL"))
-    split = asks_for_split_cache(settings.engine_args, env)
-    max_pools = 0 if settings.off else auto_pools(named, split=split) if settings.max_pools == "auto" else settings.max_pools
-    prefix = option_value(settings.engine_args, ("--api-prefix",)) or env.get("LLAMA_ARG_API_PREFIX", "")
-    listener = _bind(settings)
-    folder = addresses.RunFolder(env)
-    address = addresses.private_address(folder, unix_socket=binary.unix_socket)
-    key = "" if settings.off else secrets.token_hex(16)
-    keys = _keys(settings, env)
-    options = EngineOptions(binary, address, key, max_pools, settings.model, ",".join(keys.all) or None, settings.engine_args)
-    argv, engine_env = command(options, env)
-    return Prepared(settings, listener, address, key, keys, prefix, argv, engine_env, folder, declared)
 
 
 def run(settings: Settings) -> int:
@@ -153,7 +82,7 @@ class Proxy:
         client = EngineClient(prepared.address, prepared.key, api_key=prepared.engine_key, api_prefix=prepared.api_prefix)
         limits = LedgerLimits(settings.max_pool_objects, settings.session_ttl_s, settings.pool_grace_s)
         off = "the proxy was started with --off" if settings.off else None
-        options = RuntimeOptions(self._state_dir(), limits, declared=prepared.declared, off=off, remedy=_remedy(settings))
+        options = RuntimeOptions(prepared.state_dir, limits, declared=prepared.declared, off=off, remedy=prepared.remedy)
         runtime = await Runtime.start(client, options)
         if not settings.off:
             self._relay.gate = PoolGate(runtime, settings.default_pool, prepared.keys)
@@ -200,14 +129,6 @@ class Proxy:
         )
         server = _Server(config)
         return server, asyncio.get_running_loop().create_task(server.serve(sockets=[self._prepared.listener]))
-
-    def _state_dir(self) -> Path | None:
-        if self._settings.off:
-            return None
-        if self._settings.state_dir is not None:
-            return self._settings.state_dir
-        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-        return Path(base) / "polykv" / str(self._prepared.listener.getsockname()[1])
 
     # life
 
@@ -355,23 +276,6 @@ class _Server(uvicorn.Server):
         return contextlib.nullcontext()
 
 
-def _bind(settings: Settings) -> socket.socket:
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
-    except OSError as error:
-        raise SettingsError(
-            f"--host {settings.host} --port {settings.port}: {error.strerror}; choose another --port, or 0 for a free one"
-        ) from error
-
-
-def _keys(settings: Settings, env: Mapping[str, str]) -> Keys:
-    """Ours, or those that the engine finds in its own environment: whoever needs a key there needs it here."""
-    keys = settings.api_keys or tuple(key for key in env.get("LLAMA_API_KEY", "").split(",") if key)
-    admin = settings.admin_key
-    return Keys(frozenset(keys), admin.get_secret_value() if admin is not None else None)
-
-
 def _tell(runtime: Runtime, status: EngineStatus) -> None:
     """What the engine's state means to the runtime: a process of ours that is not there holds no KV."""
     if status.supervised and status.state in {EngineState.STARTING, EngineState.FAILED}:
@@ -380,20 +284,3 @@ def _tell(runtime: Runtime, status: EngineStatus) -> None:
         runtime.link.expect_end()
     runtime.hub.telemetry.engine_state(status.state.value, status.reason)
     runtime.link.poke()
-
-
-def _remedy(settings: Settings) -> str:
-    """What helps when the engine has no pools."""
-    if settings.off:
-        return "start it without"
-    if settings.engine_url is None:
-        return BUILD
-    if settings.engine_key is None:
-        return "give --engine-key, the LLAMA_ARG_POLYKV_KEY with which the engine was started"
-    return (
-        "either --engine-key is not the LLAMA_ARG_POLYKV_KEY with which it was started, or scripts/build_engine.sh did not build it"
-    )
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text and Path(text).is_file() else None

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from polykv_proxy.api.context import Keys, engine_key_of
-from polykv_proxy.bootstrap import prepare
 from polykv_proxy.ports import RelayRequest
+from polykv_proxy.prepared import prepare
 from polykv_proxy.settings import load_settings
 from tests.integration.rig import rig
 

@@ -1,0 +1,128 @@
+"""What is known before anything runs: checked settings, the bound socket, where the engine will be and how it is started.
+
+Law: starts nothing. What is wrong is a SettingsError; a socket and a folder are all that has to be let go of.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from polykv_proxy.api.context import Keys
+from polykv_proxy.cli_doctor import BUILD
+from polykv_proxy.engine import address as addresses
+from polykv_proxy.engine.binary import find_binary, inspect_binary
+from polykv_proxy.engine.command import EngineOptions, asks_for_split_cache, check_args, check_model, command, option_value
+from polykv_proxy.engine.gguf_header import auto_pools
+from polykv_proxy.errors import SettingsError
+from polykv_proxy.pools_file import read_pools_file
+from polykv_proxy.ports import EngineAddress
+from polykv_proxy.runtime.orders import Declared
+from polykv_proxy.settings import Settings
+
+
+@dataclass(slots=True)
+class Prepared:
+    """What is known before anything runs: the bound socket, where the engine will be, and how it is started."""
+
+    settings: Settings
+    listener: socket.socket
+    address: EngineAddress
+    key: str
+    keys: Keys
+    api_prefix: str
+    argv: list[str]
+    env: dict[str, str]
+    folder: addresses.RunFolder | None = None
+    declared: Sequence[Declared] = ()
+
+    @property
+    def engine_key(self) -> str | None:
+        """The key with which we ask the engine ourselves, where it wants one."""
+        return min(self.keys.api, default=None)
+
+    @property
+    def url(self) -> str:
+        """Where clients reach us."""
+        host, port = self.listener.getsockname()[:2]
+        shown = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104 - shown only
+        return f"http://{shown}:{port}"
+
+    @property
+    def state_dir(self) -> Path | None:
+        """Folder of the journal; None with pools off."""
+        if self.settings.off:
+            return None
+        if self.settings.state_dir is not None:
+            return self.settings.state_dir
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return Path(base) / "polykv" / str(self.listener.getsockname()[1])
+
+    @property
+    def remedy(self) -> str:
+        """What helps when there are no pools."""
+        settings = self.settings
+        if settings.off:
+            return "start it without"
+        if settings.engine_url is None:
+            return BUILD
+        if settings.engine_key is None:
+            return "give --engine-key, the LLAMA_ARG_POLYKV_KEY with which the engine was started"
+        unlike = "either --engine-key is not the LLAMA_ARG_POLYKV_KEY with which it was started"
+        return f"{unlike}, or scripts/build_engine.sh did not build it"
+
+    def close(self) -> None:
+        """Let go of the socket and the folder."""
+        self.listener.close()
+        if self.folder is not None:
+            self.folder.close()
+
+
+def prepare(settings: Settings, env: Mapping[str, str] | None = None) -> Prepared:
+    """Check everything that can be checked. Raises SettingsError."""
+    env = os.environ if env is None else env
+    declared = read_pools_file(settings.pools) if settings.pools is not None else []
+    if settings.engine_url is not None:
+        address, prefix = addresses.from_url(settings.engine_url)
+        key = settings.engine_key.get_secret_value() if settings.engine_key is not None else ""
+        return Prepared(settings, _bind(settings), address, key, _keys(settings, env), prefix, [], {}, declared=declared)
+    check_args(settings.engine_args)
+    binary = inspect_binary(find_binary(settings.engine))
+    check_model(settings.model, binary, settings.engine_args, env)
+    named = settings.model or _path(option_value(settings.engine_args, ("-m", "--model")) or env.get("LLAMA_ARG_MODEL"))
+    split = asks_for_split_cache(settings.engine_args, env)
+    max_pools = 0 if settings.off else auto_pools(named, split=split) if settings.max_pools == "auto" else settings.max_pools
+    prefix = option_value(settings.engine_args, ("--api-prefix",)) or env.get("LLAMA_ARG_API_PREFIX", "")
+    listener = _bind(settings)
+    folder = addresses.RunFolder(env)
+    address = addresses.private_address(folder, unix_socket=binary.unix_socket)
+    key = "" if settings.off else secrets.token_hex(16)
+    keys = _keys(settings, env)
+    options = EngineOptions(binary, address, key, max_pools, settings.model, ",".join(keys.all) or None, settings.engine_args)
+    argv, engine_env = command(options, env)
+    return Prepared(settings, listener, address, key, keys, prefix, argv, engine_env, folder, declared)
+
+
+def _bind(settings: Settings) -> socket.socket:
+    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+    try:
+        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+    except OSError as error:
+        raise SettingsError(
+            f"--host {settings.host} --port {settings.port}: {error.strerror}; choose another --port, or 0 for a free one"
+        ) from error
+
+
+def _keys(settings: Settings, env: Mapping[str, str]) -> Keys:
+    """Ours, or those that the engine finds in its own environment: whoever needs a key there needs it here."""
+    keys = settings.api_keys or tuple(key for key in env.get("LLAMA_API_KEY", "").split(",") if key)
+    admin = settings.admin_key
+    return Keys(frozenset(keys), admin.get_secret_value() if admin is not None else None)
+
+
+def _path(text: str | None) -> Path | None:
+    return Path(text) if text and Path(text).is_file() else None
