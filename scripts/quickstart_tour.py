@@ -1,11 +1,13 @@
 """The second half of scripts/quickstart: starts the proxy, makes a pool, asks with and without it, shows the figures, serves.
 
-Law: a client like any other; it uses the public port alone. The proxy is its child and never outlives it.
+Law: a client like any other; it uses the public port alone. The proxy is its child and never outlives it, in a group of its own,
+so that Ctrl-C comes here first and the pool of the tour can be released.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -21,6 +23,7 @@ from typing import Any
 import httpx
 
 NAME = "quickstart"
+RELEASE_S = 5.0
 HANDBOOK = """You answer questions about the tool library of Harbour Street.
 Members borrow up to four tools at a time for seven days and may renew a loan once, unless somebody else is waiting for the tool.
 Power tools need a short introduction, which takes place every Tuesday at six in the evening; hand tools do not.
@@ -63,7 +66,8 @@ def main() -> int:
     parser.add_argument("--port", type=int)
     parser.add_argument("--once", action="store_true")
     arguments = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda number, _: sys.exit(128 + number))
     try:
         port = choose_port(arguments.port)
         command = [
@@ -75,12 +79,12 @@ def main() -> int:
             "--port",
             str(port),
         ]
-        with subprocess.Popen(command, stdin=subprocess.DEVNULL) as proxy:
+        with subprocess.Popen(command, stdin=subprocess.DEVNULL, process_group=0) as proxy, open_client(port) as client:
             try:
-                show(proxy, f"http://127.0.0.1:{port}")
+                show(proxy, client)
                 return 0 if arguments.once else serve(proxy, port)
             finally:
-                stop(proxy)
+                stop(proxy, client)
     except TourError as error:
         say(f"FAILED: {error}")
         return 1
@@ -111,15 +115,19 @@ def choose_port(wanted: int | None) -> int:
     raise TourError(f"port {wanted} cannot be used; give another one with --port")
 
 
-def show(proxy: subprocess.Popen[bytes], url: str) -> None:
-    """The tour: wait, create the pool, ask, print the table."""
+def open_client(port: int) -> httpx.Client:
+    """A client of the proxy."""
     key = os.environ.get("POLYKV_API_KEY", "").split(",")[0].strip()
     headers = {"Authorization": f"Bearer {key}"} if key else {}
-    with httpx.Client(base_url=url, headers=headers, timeout=None, trust_env=False) as client:
-        wait_until_ready(proxy, client)
-        pool = create_pool(client)
-        asked = [ask(client, label, question, pool["pool_id"]) for label, question in QUESTIONS.items()]
-        asked.append(ask(client, "the same, no pool", PLAIN_QUESTION, None))
+    return httpx.Client(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=None, trust_env=False)
+
+
+def show(proxy: subprocess.Popen[bytes], client: httpx.Client) -> None:
+    """The tour: wait, create the pool, ask, print the table."""
+    wait_until_ready(proxy, client)
+    pool = create_pool(client)
+    asked = [ask(client, label, question, pool["pool_id"]) for label, question in QUESTIONS.items()]
+    asked.append(ask(client, "the same, no pool", PLAIN_QUESTION, None))
     print(table(pool, asked), flush=True)
 
 
@@ -215,15 +223,18 @@ def serve(proxy: subprocess.Popen[bytes], port: int) -> int:
         return 0
 
 
-def stop(proxy: subprocess.Popen[bytes]) -> None:
-    """Ask the proxy to end, and wait; a second Ctrl-C ends it at once."""
-    if proxy.poll() is None:
+def stop(proxy: subprocess.Popen[bytes], client: httpx.Client) -> None:
+    """Release the pool, ask the proxy to end, and wait; a second Ctrl-C ends it at once."""
+    if proxy.poll() is not None:
+        return
+    try:
+        with contextlib.suppress(httpx.HTTPError):
+            client.delete(f"/polykv/pools/{NAME}", timeout=RELEASE_S)
         proxy.terminate()
-        try:
-            proxy.wait()
-        except KeyboardInterrupt:
-            proxy.kill()
-            proxy.wait()
+        proxy.wait()
+    except KeyboardInterrupt:
+        proxy.kill()
+        proxy.wait()
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -56,6 +58,12 @@ def run(command: list[str], environment: dict[str, str]) -> subprocess.Completed
     return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
 
+def pools_left(environment: dict[str, str]) -> list[str]:
+    """Names of the pools that the next start would find."""
+    with contextlib.closing(sqlite3.connect(Path(environment["POLYKV_STATE_DIR"]) / "journal.sqlite")) as journal:
+        return [name for (name,) in journal.execute("SELECT name FROM pools")]
+
+
 def test_once_shows_the_figures_and_ends(command: list[str], environment: dict[str, str], free_port: int) -> None:
     """The second agent takes the whole pool from the cache and computes only its question; run again it does the same."""
     for _ in range(2):
@@ -68,6 +76,7 @@ def test_once_shows_the_figures_and_ends(command: list[str], environment: dict[s
         prompt, prefilled, shared = map(int, pooled.groups())
         assert shared == int(made[1])
         assert prefilled == prompt - shared > 0
+    assert pools_left(environment) == []
 
 
 def test_a_taken_port_is_named(command: list[str], environment: dict[str, str], taken_port: int) -> None:
@@ -111,5 +120,6 @@ def test_serving_ends_with_all_its_processes(
         else:
             tour.send_signal(stop)
         assert tour.wait() == code
+    assert pools_left(environment) == []
     gone, alive = psutil.wait_procs(family, timeout=30)
     assert (len(gone), alive) == (2, [])
