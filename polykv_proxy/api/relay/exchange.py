@@ -70,7 +70,6 @@ class Exchange:
         self._gated = gated and self.relay.gate is not None
         self._refuse = refuse
         self._buffer = bytearray()
-        self._sent_body = False
         self._upstream: Upstream | None = None
         self._task: asyncio.Task[None] | None = None
         self._plan: Plan | None = None
