@@ -15,7 +15,7 @@ ASK = {"prompt": SYSTEM + " x", "n_predict": 2, "pool_id": 1, "session_id": "s"}
 
 
 async def released(proxy: Rig) -> None:
-    """Nothing holds the pool any more: books, sessions, and a release at once."""
+    """Nothing holds the pool any more: no book, and once the session is ended evict and release succeed at once."""
     proxy.engine.go()
     async with asyncio.timeout(30):
         while len(proxy.runtime.hub.ledger.books):
@@ -24,6 +24,8 @@ async def released(proxy: Rig) -> None:
             await asyncio.sleep(0.005)
     session = proxy.runtime.hub.ledger.sessions.get("s")
     assert session is None or (session.n_streams, session.n_active) == (0, 0)
+    assert (await proxy.api.delete("/polykv/sessions/s")).status_code in {200, 404}
+    assert (await proxy.api.post("/polykv/pools/1/evict")).status_code == 200
     reply = await proxy.api.delete("/polykv/pools/1")
     assert (reply.status_code, reply.json()["released"]) == (200, True)
     assert proxy.engine.seqs == {}
