@@ -79,7 +79,7 @@ async def happenings(news: News, at: int, topics: frozenset[Topic]) -> AsyncIter
     while True:
         events = news.after(at)
         if events is None:
-            at = news.seq
+            at = news.skip()
             yield format_sse_event(event="resync", data_str=f'{{"seq":{at}}}', id=str(at))
         elif events:
             at = events[-1].seq

@@ -13,6 +13,7 @@ from typing import Any
 
 from polykv_proxy.core.commands import Command, EndSession, ExpirePool, FreeSeq, SavePool
 from polykv_proxy.core.ledger import Ledger
+from polykv_proxy.core.tally import PoolTally
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.engine.wire import Hello
 from polykv_proxy.errors import ApiError, EngineError, JournalError
@@ -40,6 +41,7 @@ class Hub:
         self.absent: str | None = None
         self.remedy = ""
         self.suspect_until = 0.0
+        self.tally = PoolTally()
         self._queue: asyncio.Queue[Command] = asyncio.Queue()
         self._tasks: set[asyncio.Future[Any]] = set()
         self.on_expire: Callable[[int], Awaitable[None]] | None = None

@@ -36,6 +36,7 @@ class IdempotencyDesk(Generic[Result, Step]):
 
     def __init__(self, replies: tuple[Reply, ...] = ()) -> None:
         self._replies = {reply.key: reply for reply in replies}
+        self.n_replayed = 0
         self._flying: dict[str, tuple[str, Flight[Result, Step]]] = {}
 
     def replay(self, ticket: Ticket, now: float) -> Reply | None:
@@ -47,6 +48,7 @@ class IdempotencyDesk(Generic[Result, Step]):
             del self._replies[ticket.key]
             return None
         self._same(ticket, reply.body_hash)
+        self.n_replayed += 1
         return reply
 
     def join(self, ticket: Ticket, begin: Callable[[], Flight[Result, Step]]) -> Flight[Result, Step]:

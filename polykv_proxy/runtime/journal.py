@@ -77,6 +77,7 @@ class Journal:
         self._db: sqlite3.Connection | None = None
         self._opened: tuple[int, int] | None = None
         self.moved_aside: Path | None = None
+        self.n_errors = 0
 
     async def open(self, now: float) -> Recovered:
         """Open, migrate, read. A file that is not a journal any more is moved aside and an empty one begun."""
@@ -139,7 +140,11 @@ class Journal:
             except sqlite3.Error as error:
                 raise JournalError(f"the journal cannot be written ({error}); nothing was changed") from error
 
-        await asyncio.shield(self._in_worker(run))
+        try:
+            await asyncio.shield(self._in_worker(run))
+        except JournalError:
+            self.n_errors += 1
+            raise
 
     def _check_there(self) -> None:
         """A file that was deleted takes writes in silence, and they end with the process."""

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 from polykv_proxy.core.commands import Command
 from polykv_proxy.core.lifetime import Flushed, Lifetime
 from polykv_proxy.core.pools import Pool
+from polykv_proxy.core.tally import Evicted
 from polykv_proxy.errors import ApiError, EngineError, JournalError
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.pools import PoolService
@@ -72,12 +73,14 @@ class LifetimeService:
     async def evict(self, pool_id: int) -> bool:
         """Drop a pool's KV and keep its tokens; False when it had none. ApiError 409 while anything keeps it."""
         commands = self._core.evict(pool_id)
+        self._hub.tally.evictions[Evicted.ASKED] += bool(commands)
         await _whole(self._run(commands))
         return bool(commands)
 
     async def flush(self, pool_id: int) -> Flushed:
         """Evict what is idle of a subtree."""
         flushed = self._core.flush(pool_id)
+        self._hub.tally.evictions[Evicted.ASKED] += len(flushed.evicted)
         await _whole(self._run(list(flushed.commands)))
         return flushed
 

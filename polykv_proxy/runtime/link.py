@@ -12,7 +12,7 @@ import logging
 
 from polykv_proxy.core.boots import Boots
 from polykv_proxy.core.events import SlotEvent
-from polykv_proxy.engine.events import EngineEvents
+from polykv_proxy.engine.events import EngineEvents, Resync
 from polykv_proxy.engine.wire import Counters
 from polykv_proxy.errors import EngineAbilityError, EngineError, EngineUnavailableError
 from polykv_proxy.runtime.hub import Hub
@@ -101,6 +101,8 @@ class EngineLink:
                     self._hub.telemetry.saw(event)
                     self._hub.post(self._hub.ledger.engine_event(event, self._hub.clock.wall()))
                 else:
+                    if isinstance(event, Resync):
+                        self._hub.telemetry.missed()
                     await self._reconcile()
         except EngineUnavailableError as error:
             raise EngineError(f"the event stream broke: {error}") from error

@@ -51,6 +51,7 @@ class News:
         self.seq = first_seq - 1
         self._clock = clock
         self._ring: deque[Event] = deque(maxlen=ring)
+        self.n_gaps = 0
         self._gone = self.seq
         self._last = self.seq
         self._woken = asyncio.Event()
@@ -86,6 +87,11 @@ class News:
                 break
             found.append(event)
         return found[::-1]
+
+    def skip(self) -> int:
+        """The newest number, for a reader that has missed events."""
+        self.n_gaps += 1
+        return self.seq
 
     async def wait(self, seq: int, seconds: float) -> bool:
         """Until there is an event after this number, or this is closed; False when the time is over first."""

@@ -18,6 +18,7 @@ from polykv_proxy.core.boots import MODEL_CHANGED, Boots
 from polykv_proxy.core.ledger import Placement
 from polykv_proxy.core.pools import REBUILDABLE, Pool, PoolTree, Residency, with_tokens
 from polykv_proxy.core.prefix import Tokens, as_tokens, hash_prefix
+from polykv_proxy.core.tally import Rebuilt
 from polykv_proxy.engine import wire
 from polykv_proxy.errors import ApiError, EngineError, EngineRefusedError, EngineUnavailableError, JournalError
 from polykv_proxy.runtime.answers import api_error
@@ -302,6 +303,9 @@ class PoolService:
         """In the same turn in which the work ends, so that nobody finds a pool that is being made by nobody; idempotent."""
         if self._flights.get(pool_id) is flight:
             del self._flights[pool_id]
+            placed = self._tree.get(pool_id)
+            made = placed is not None and placed.residency is Residency.RESIDENT
+            self._hub.tally.rebuilds[Rebuilt.MADE if made else Rebuilt.FAILED] += 1
             self._hub.ledger.rebuild_failed(pool_id, "it could not be made again")
 
     async def stop(self) -> None:

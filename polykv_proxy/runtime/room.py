@@ -14,6 +14,7 @@ from polykv_proxy.core.commands import FreeSeq
 from polykv_proxy.core.lifetime import Lifetime
 from polykv_proxy.core.pools import REBUILDABLE, Pool, Residency
 from polykv_proxy.core.retention import leaving
+from polykv_proxy.core.tally import Evicted
 from polykv_proxy.engine.wire import State
 from polykv_proxy.errors import ApiError, EngineError, EngineRefusedError, JournalError
 from polykv_proxy.runtime.hub import Hub
@@ -89,6 +90,7 @@ class Room:
                 taken = False
             except JournalError as error:
                 log.warning("an eviction was not written down: %s", error)
+        self._hub.tally.evictions[Evicted.ROOM] += len(chosen)
         if chosen:
             log.info("pools %s were evicted to make room", chosen)
         return taken

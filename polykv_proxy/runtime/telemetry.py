@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from polykv_proxy.core.books import Book
-from polykv_proxy.core.events import SlotEvent
+from polykv_proxy.core.events import SlotEvent, SlotEventKind
 from polykv_proxy.core.ledger import Ledger
 from polykv_proxy.core.pools import Pool
 from polykv_proxy.core.sessions import Session
 from polykv_proxy.core.throughput import Throughput
+from polykv_proxy.core.turn_tally import TurnTally
 from polykv_proxy.core.turns import Turn, turn_of
 from polykv_proxy.engine.wire import Counters, Hello, State
 from polykv_proxy.ports import Clock
@@ -27,6 +28,8 @@ class Telemetry:
         self.news = News(clock, ledger.first_number)
         self.live = Live()
         self.throughput = Throughput()
+        self.turns = TurnTally()
+        self.n_gaps = 0
         self._ledger = ledger
         self._clock = clock
         ledger.tree.on_change = self._pool_changed
@@ -54,13 +57,24 @@ class Telemetry:
         self.live.counted(counters)
         self.throughput.counted(counters.value(), self._clock.monotonic())
 
+    def missed(self) -> None:
+        """Events did not reach us; the state is read in their place."""
+        self.n_gaps += 1
+
     def saw(self, event: SlotEvent) -> None:
         """A slot event came; its book is still open."""
         book = self._ledger.books.get(event.req)
         held_s = book.held_s if book else 0.0
         self.throughput.saw(event, self._clock.monotonic(), held_s)
         if not event.fill:
+            self._count(event, book, turn_of(event, held_s))
             self.news.publish(Topic.REQUEST, event.kind.value, **self._request(event, book, turn_of(event, held_s)))
+
+    def _count(self, event: SlotEvent, book: Book | None, turn: Turn) -> None:
+        if event.kind is SlotEventKind.RELEASED:
+            self.turns.released(event, turn, book)
+        elif event.kind is SlotEventKind.DROPPED:
+            self.turns.dropped()
 
     def _request(self, event: SlotEvent, book: Book | None, turn: Turn) -> Mapping[str, object]:
         session = self._ledger.sessions.by_number(event.session)

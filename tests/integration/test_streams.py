@@ -159,6 +159,7 @@ async def test_a_watcher_that_does_not_read_is_not_written_to(tmp_path: Path) ->
             while b"event: closing" not in told:
                 told += await reader.read(1 << 20)
         assert b"event: resync" in told
+        assert news.n_gaps >= 1
         assert told.count(b"event: pool") < 12_000
         writer.close()
         await writer.wait_closed()

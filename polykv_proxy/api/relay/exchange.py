@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from polykv_proxy.api.relay.held import Held, can_be_held
 from polykv_proxy.api.relay.reply import Reply, ReplyHead
 from polykv_proxy.api.relay.sse import error_event
 from polykv_proxy.api.relay.targets import decoded_path
+from polykv_proxy.core.tally import Ending
 from polykv_proxy.errors import ApiError
 from polykv_proxy.ports import Header, Plan, Refusal, RelayRequest
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _REPEATABLE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
+_ERROR = 400
 
 
 class _Nobody:
@@ -65,8 +68,10 @@ class Exchange:
         self.response_complete = False
         self.disconnected = False
         self.running = False
+        self.ending: Ending | None = None
+        self._since = 0.0
         self._expects = expects
-        self._generates = gated
+        self.generates = gated
         self._gated = gated and self.relay.gate is not None
         self._refuse = refuse
         self._buffer = bytearray()
@@ -76,6 +81,7 @@ class Exchange:
         self._retried = False
         self._reply = Reply(client.transport.write, http10=http10)
         self._held: Held | None = None
+        self._failed = False
 
     # the client's side
 
@@ -84,6 +90,7 @@ class Exchange:
         if self.response_complete:
             return
         self.running = True
+        self._since = time.perf_counter()
         self.relay.enter(self)
         if self._gated and (self.framing.length or 0) > self.relay.limits.scanned_body:
             self._too_large()
@@ -128,6 +135,7 @@ class Exchange:
     def client_gone(self) -> None:
         """The client left: the engine's connection is closed at once, whatever it is doing."""
         self.disconnected = True
+        self._ends_by(Ending.CLIENT_GONE)
         self._end()
 
     def client_writable(self, ok: bool) -> None:
@@ -140,6 +148,7 @@ class Exchange:
 
     def refuse(self, error: ApiError | Refusal) -> None:
         """Answer in place of the engine."""
+        self._ends_by(Ending.REFUSED)
         if isinstance(error, Refusal):
             self._answer(error.status, error.headers, error.body)
         else:
@@ -149,6 +158,7 @@ class Exchange:
         """The rest of the request will never come, or must not be read: answer `error` when its turn comes, then close."""
         self.keep_alive = False
         if self.running:
+            self._ends_by(Ending.REFUSED)
             self.cut(error)
         else:
             self._refuse = error
@@ -156,6 +166,7 @@ class Exchange:
 
     def cut(self, error: ApiError) -> None:
         """End now although the engine goes on."""
+        self._ends_by(Ending.CUT)
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
             upstream.abort()
@@ -168,7 +179,7 @@ class Exchange:
         1. It is not with the engine yet: the gate or a connection is waited for. 2. The engine does not take the body.
         3. The client is still sending, or does not read what there is: the engine owes nothing. 4. Else it does.
         """
-        if not self._generates or self.response_complete:
+        if not self.generates or self.response_complete:
             return False
         if self._upstream is None:
             return self._task is not None
@@ -179,6 +190,7 @@ class Exchange:
     # the gate
 
     def _ask_gate(self) -> None:
+        self._since = time.perf_counter()
         request = RelayRequest(self.method, self.target, self.headers, bytes(self._buffer))
         self.framing = Framing(length=len(self._buffer))
         gate = self.relay.gate
@@ -213,6 +225,8 @@ class Exchange:
             outcome.done()
             return
         self._plan = outcome
+        since, self._since = self._since, time.perf_counter()
+        self.relay.tally.plan_s.add(self._since - since)
         refuse = self.relay.pool.refusal
         if refuse is not None:
             self.refuse(refuse)
@@ -259,6 +273,8 @@ class Exchange:
             self.relay.pool.release(upstream)
             self.refuse(ApiError("invalid_request", f"The request is not valid HTTP: {error}."))
             return
+        if not self._retried:
+            self.relay.tally.delay_s.add(time.perf_counter() - self._since)
         self._upstream = upstream
         upstream.begin(self, head + self._take_buffer(), head_only=self.method == b"HEAD")
         if self.client.flow.write_paused:
@@ -285,6 +301,7 @@ class Exchange:
 
     def upstream_head(self, status: int, reason: bytes, headers: list[Header], framing: Framing, *, bodiless: bool) -> None:
         """The reply's head: goes to the client at once, or when the body is whole."""
+        self._failed = status >= _ERROR
         head = ReplyHead(status, reason, headers, framing, bodiless)
         amend = self.relay.amendment(self.method, self.target)
         if amend is not None and can_be_held(head):
@@ -327,6 +344,7 @@ class Exchange:
             head, body = held.whole()
             self._begin_reply(head)
             self._reply.body(body)
+        self._ends_by(Ending.ENGINE_ERROR if self._failed else Ending.COMPLETE)
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
             if keep and not self.more_body:
@@ -349,6 +367,7 @@ class Exchange:
             self._retried = True
             self._task = self.client.loop.create_task(self._connect())
             return
+        self._ends_by(Ending.ENGINE_LOST)
         self._broken(self.relay.pool.refusal or _away(f"{why[0].upper()}{why[1:]} before the answer was complete."))
 
     def _broken(self, error: ApiError) -> None:
@@ -363,6 +382,10 @@ class Exchange:
             self._close()
 
     # the end
+
+    def _ends_by(self, ending: Ending) -> None:
+        """Why it ends; the first reason counts."""
+        self.ending = self.ending or ending
 
     def _too_large(self) -> None:
         limit = self.relay.limits.scanned_body

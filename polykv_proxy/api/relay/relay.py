@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from polykv_proxy.api.relay.targets import Routes, decoded_path
 from polykv_proxy.api.relay.upstream_pool import UpstreamPool
+from polykv_proxy.core.tally import Ending, RelayTally
 from polykv_proxy.errors import ApiError
 from polykv_proxy.ports import RequestGate
 
@@ -43,6 +44,7 @@ class Relay:
         self.routes = routes or Routes()
         self.limits = limits or RelayLimits()
         self.gate: RequestGate | None = None
+        self.tally = RelayTally()
         self.additions: Callable[[bytes], Callable[[bytes], bytes | None] | None] | None = None
         """For the decoded path of a page: what makes another page of it, or None."""
         self.running: set[Exchange] = set()
@@ -76,8 +78,14 @@ class Relay:
     def leave(self, exchange: Exchange) -> None:
         """An exchange is over, for whatever reason."""
         self.running.discard(exchange)
+        self.tally.ended[self.routes.kind(exchange.target), exchange.ending or Ending.CUT] += 1
         if not self.running:
             self._idle.set()
+
+    @property
+    def n_generating(self) -> int:
+        """Requests in flight on generating routes, wherever they are."""
+        return sum(exchange.generates for exchange in self.running)
 
     def owed(self) -> list[Exchange]:
         """Requests on generating routes that wait for the engine and for nothing else."""

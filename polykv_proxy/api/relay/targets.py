@@ -11,28 +11,32 @@ from dataclasses import dataclass, field
 from enum import Enum
 from urllib.parse import unquote_to_bytes
 
-_GENERATING = (
-    b"/completion",
-    b"/completions",
-    b"/v1/completions",
-    b"/chat/completions",
-    b"/v1/chat/completions",
-    b"/responses",
-    b"/v1/responses",
-    b"/v1/messages",
-    b"/infill",
-)
-_POOLLESS = (
-    b"/embedding",
-    b"/embeddings",
-    b"/v1/embeddings",
-    b"/rerank",
-    b"/reranking",
-    b"/v1/rerank",
-    b"/v1/reranking",
-    b"/audio/transcriptions",
-    b"/v1/audio/transcriptions",
-)
+from polykv_proxy.core.tally import Route
+
+_GENERATING = {
+    b"/completion": Route.COMPLETIONS,
+    b"/completions": Route.COMPLETIONS,
+    b"/v1/completions": Route.COMPLETIONS,
+    b"/chat/completions": Route.CHAT,
+    b"/v1/chat/completions": Route.CHAT,
+    b"/responses": Route.RESPONSES,
+    b"/v1/responses": Route.RESPONSES,
+    b"/v1/messages": Route.MESSAGES,
+    b"/infill": Route.INFILL,
+}
+_POOLLESS = {
+    b"/embedding": Route.EMBEDDINGS,
+    b"/embeddings": Route.EMBEDDINGS,
+    b"/v1/embeddings": Route.EMBEDDINGS,
+    b"/rerank": Route.RERANK,
+    b"/reranking": Route.RERANK,
+    b"/v1/rerank": Route.RERANK,
+    b"/v1/reranking": Route.RERANK,
+    b"/audio/transcriptions": Route.AUDIO,
+    b"/v1/audio/transcriptions": Route.AUDIO,
+}
+_KINDS = {**_GENERATING, **_POOLLESS}
+_READS = frozenset({b"GET", b"HEAD"})
 _UNICODE_ESCAPE = re.compile(rb"%[uU]([0-9A-Fa-f]{4})")
 
 
@@ -53,7 +57,7 @@ class Where(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """The routing table. `api_prefix` is the engine's `--api-prefix`; `own_exact` lists engine paths whose answer we extend."""
+    """`api_prefix` is the engine's `--api-prefix`; `own_exact` lists engine paths whose answer to GET is extended."""
 
     api_prefix: bytes = b""
     own_prefixes: tuple[bytes, ...] = (b"/polykv", b"/gpu")
@@ -66,17 +70,25 @@ class Routes:
         object.__setattr__(self, "poolless", frozenset(self.api_prefix + path for path in _POOLLESS))
 
     def where(self, method: bytes, target: bytes) -> Where:
-        """1. a path with a segment `_polykv` is private; 2. own paths; 3. POST on generating or poolless paths; 4. the engine's."""
+        """1. a path with a segment `_polykv` is private. 2. own paths. 3. GET and HEAD on engine paths that we extend. 4. POST on
+        generating or poolless paths. 5. the engine's.
+        """
         path = decoded_path(target)
         if b"_polykv" in path and b"_polykv" in path.split(b"/"):
             return Where.PRIVATE
-        if path in self.own_exact or any(path == own or path.startswith(own + b"/") for own in self.own_prefixes):
+        if any(path == own or path.startswith(own + b"/") for own in self.own_prefixes):
+            return Where.OWN
+        if path in self.own_exact and method in _READS:
             return Where.OWN
         if method == b"POST" and path in self.generating:
             return Where.GENERATE
         if method == b"POST" and path in self.poolless:
             return Where.POOLLESS
         return Where.ENGINE
+
+    def kind(self, target: bytes) -> Route:
+        """What a path is for, whatever the method."""
+        return _KINDS.get(decoded_path(target).removeprefix(self.api_prefix), Route.OTHER)
 
 
 def decoded_path(target: bytes) -> bytes:

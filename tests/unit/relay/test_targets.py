@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from polykv_proxy.api.relay.targets import Routes, Where, decoded_path
+from polykv_proxy.core.tally import Route
 
 ROUTES = Routes()
 
@@ -51,8 +52,29 @@ def test_a_prefix_of_the_engine_moves_its_generating_routes() -> None:
 
 
 def test_extended_paths_are_ours() -> None:
-    """Paths whose answer we extend go to the application."""
-    assert Routes(own_exact=frozenset({b"/metrics"})).where(b"GET", b"/metrics") is Where.OWN
+    """Reading a path whose answer we extend goes to the application; everything else there stays the engine's."""
+    routes = Routes(own_exact=frozenset({b"/metrics"}))
+    assert routes.where(b"GET", b"/metrics?x") is routes.where(b"HEAD", b"/%6detrics") is Where.OWN
+    assert routes.where(b"POST", b"/metrics") is routes.where(b"OPTIONS", b"/metrics") is Where.ENGINE
+    assert routes.where(b"GET", b"/metrics/x") is Where.ENGINE
+
+
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [
+        (b"/v1/chat/completions?x", Route.CHAT),
+        (b"/llm/v1/messages", Route.MESSAGES),
+        (b"/infill", Route.INFILL),
+        (b"/v1/rerank", Route.RERANK),
+        (b"/audio%2Ftranscriptions", Route.AUDIO),
+        (b"/v1/messages/count_tokens", Route.OTHER),
+        (b"", Route.OTHER),
+        (b"/" + b"x" * 9000, Route.OTHER),
+    ],
+)
+def test_paths_are_of_few_kinds(target: bytes, kind: Route) -> None:
+    """Any path is one of the kinds that are counted."""
+    assert Routes(api_prefix=b"/llm").kind(target) is kind
 
 
 @pytest.mark.parametrize(

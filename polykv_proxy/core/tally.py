@@ -1,0 +1,76 @@
+"""What has happened since the proxy started, counted: relayed requests, and what became of pools.
+
+Law: only grows. Every label is a word of a fixed set, whatever callers and engines send.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import StrEnum
+
+from polykv_proxy.core.histogram import Histogram
+
+SHORT_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+"""Bounds in seconds of what should take no time."""
+
+
+class Ending(StrEnum):
+    """How a relayed request ended."""
+
+    COMPLETE = "complete"
+    """The engine's reply was relayed whole."""
+    ENGINE_ERROR = "engine_error"
+    """The same, and the reply was an error: a status of 400 or above."""
+    REFUSED = "refused"
+    """Answered by the proxy in place of the engine."""
+    CLIENT_GONE = "client_gone"
+    ENGINE_LOST = "engine_lost"
+    CUT = "cut"
+    """Ended by the proxy while the engine was at it: a shutdown, the no-progress limit, a reply that is not HTTP."""
+
+
+class Route(StrEnum):
+    """Kinds of paths."""
+
+    COMPLETIONS = "completions"
+    CHAT = "chat"
+    RESPONSES = "responses"
+    MESSAGES = "messages"
+    INFILL = "infill"
+    EMBEDDINGS = "embeddings"
+    RERANK = "rerank"
+    AUDIO = "audio"
+    OTHER = "other"
+
+
+class RelayTally:
+    """Relayed requests. `delay_s`: from when a request could go to the engine until it went; `plan_s`: in deciding for a pool."""
+
+    def __init__(self) -> None:
+        self.ended: Counter[tuple[Route, Ending]] = Counter()
+        self.delay_s = Histogram(SHORT_S)
+        self.plan_s = Histogram((*SHORT_S, 2.0, 5.0, 10.0, 30.0, 60.0))
+
+
+class Rebuilt(StrEnum):
+    """What became of the making of a pool's KV anew."""
+
+    MADE = "made"
+    FAILED = "failed"
+
+
+class Evicted(StrEnum):
+    """Why a pool gave up its KV."""
+
+    ASKED = "asked"
+    """By a caller: evict or flush."""
+    ROOM = "room"
+    """Sequence ids or cells had run out, or were about to."""
+
+
+class PoolTally:
+    """What became of pools."""
+
+    def __init__(self) -> None:
+        self.rebuilds: Counter[Rebuilt] = Counter()
+        self.evictions: Counter[Evicted] = Counter()
