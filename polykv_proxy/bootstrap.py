@@ -11,6 +11,7 @@ import functools
 import logging
 import signal
 import time
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import uvicorn
@@ -32,6 +33,7 @@ from polykv_proxy.engine.status import EngineState, EngineStatus
 from polykv_proxy.engine.supervisor import EngineStartError, Supervisor, SupervisorLimits
 from polykv_proxy.engine.watcher import EngineWatcher
 from polykv_proxy.errors import ApiError
+from polykv_proxy.observability.metrics import Metrics, RelayFacts
 from polykv_proxy.prepared import Prepared, prepare
 from polykv_proxy.runtime.progress import ProgressWatch
 from polykv_proxy.runtime.runtime import Runtime, RuntimeOptions
@@ -69,8 +71,11 @@ class Proxy:
         self._view = StartupView(lambda: self._engine.status, self._engine.output.tail)
         self._pool = UpstreamPool()
         limits = RelayLimits(scanned_body=self._settings.body_limit_bytes, keep_alive_s=self._settings.keep_alive_s)
-        self._relay = Relay(self._pool, routes=Routes(api_prefix=prepared.api_prefix.encode()), limits=limits)
+        prefix = prepared.api_prefix.encode()
+        extended = frozenset() if self._settings.off else frozenset({prefix + b"/metrics"})
+        self._relay = Relay(self._pool, routes=Routes(api_prefix=prefix, own_exact=extended), limits=limits)
         self._watch: ProgressWatch | None = None
+        self._metrics: Metrics | None = None
         self._warm = not prepared.declared
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -87,12 +92,16 @@ class Proxy:
         if not settings.off:
             self._relay.gate = PoolGate(runtime, settings.default_pool, prepared.keys)
             self._relay.additions = Additions(runtime, prepared.api_prefix.encode(), settings.default_pool)
+            self._metrics = self._measure(runtime)
         if settings.no_progress_s is not None:
             self._watch = ProgressWatch(runtime.hub, settings.no_progress_s, self._relay.owed, self._doubt)
             runtime.hub.spawn(self._watch.run())
         self._engine.observers += [self._door, functools.partial(_tell, runtime)]
         health = functools.partial(self._health, runtime)
-        server, serving = self._open(ApiContext(runtime, prepared.keys, health, settings.body_limit_bytes, settings.default_pool))
+        context = ApiContext(runtime, prepared.keys, health, settings.body_limit_bytes, settings.default_pool)
+        if self._metrics is not None:
+            context = replace(context, metrics=self._metrics.page, api_prefix=prepared.api_prefix)
+        server, serving = self._open(context)
         self._listen_to_signals()
         try:
             code = await self._until_stopped(runtime, serving)
@@ -112,6 +121,14 @@ class Proxy:
         return Supervisor(
             prepared.argv, prepared.env, prepared.address, prefix=prefix, api_key=api_key, output=output, limits=limits
         )
+
+    def _measure(self, runtime: Runtime) -> Metrics:
+        relay = self._relay
+        facts = RelayFacts(relay.tally, lambda: len(relay.running), lambda: relay.n_generating)
+        metrics = Metrics(runtime, lambda: self._engine.status, facts)
+        self._engine.observers.append(metrics.engine_changed)
+        runtime.hub.spawn(metrics.run())
+        return metrics
 
     def _open(self, context: ApiContext) -> tuple[_Server, asyncio.Task[None]]:
         http: Any = functools.partial(RelayProtocol, relay=self._relay)

@@ -13,6 +13,7 @@ from polykv_proxy.api.lifetime_routes import lifetime_routes
 from polykv_proxy.api.line_end import LineEnd
 from polykv_proxy.api.look_routes import look_routes
 from polykv_proxy.api.methods import Methods
+from polykv_proxy.api.metrics_route import metrics_route
 from polykv_proxy.api.pool_routes import pool_routes
 from polykv_proxy.api.session_routes import session_routes
 from polykv_proxy.api.stream_routes import stream_routes
@@ -32,6 +33,8 @@ def build_app(context: ApiContext) -> FastAPI:
 
     guard = [Depends(allowed)]
     app.include_router(health_route(context))
+    if context.metrics is not None:
+        app.include_router(metrics_route(context, context.metrics))
     for routes in (pool_routes, lifetime_routes, look_routes, session_routes, telemetry_routes, stream_routes):
         app.include_router(routes(context), dependencies=guard)
     return app

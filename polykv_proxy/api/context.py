@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from fastapi import Request
 
 from polykv_proxy.errors import ApiError
+from polykv_proxy.observability.page import MetricsPage
 from polykv_proxy.ports import Header
 from polykv_proxy.runtime.runtime import Runtime
 
@@ -49,7 +50,8 @@ def _one_of(key: str, keys: Iterable[str]) -> bool:
 class ApiContext:
     """`health` gives the supervisor's facts for `/polykv/health`, JSON-ready; `details` of it are for holders of a key only.
 
-    `default_pool`: to which requests that name none are attached.
+    `default_pool`: to which requests that name none are attached. `metrics`: the page that extends the engine's, which is at
+    `api_prefix`; None leaves that to the engine.
     """
 
     runtime: Runtime
@@ -57,6 +59,8 @@ class ApiContext:
     health: Callable[[], Mapping[str, object]] = field(default=dict)
     body_limit: int = 64 * 1024 * 1024
     default_pool: str | None = None
+    metrics: MetricsPage | None = None
+    api_prefix: str = ""
 
 
 def key_of(request: Request) -> str | None:

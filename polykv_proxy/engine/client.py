@@ -121,6 +121,18 @@ class EngineClient:
         except ValueError as error:
             raise EngineAbilityError(f"its /slots is not of a known form: {error}".splitlines()[0]) from error
 
+    async def metrics(self) -> wire.MetricsReply:
+        """The engine's own `/metrics`."""
+        response = await self._call("GET", f"{self.api_prefix}/metrics")
+        return wire.MetricsReply(response.content, response.headers.get("process-start-time-unix"))
+
+    async def model_id(self) -> str | None:
+        """The name by which clients ask for the model, by the engine's own `/v1/models`; None when it does not say."""
+        listed = _object((await self._call("GET", f"{self.api_prefix}/v1/models")).content).get("data")
+        first = listed[0] if isinstance(listed, list) and listed else None
+        name = first.get("id") if isinstance(first, dict) else None
+        return name if isinstance(name, str) and name else None
+
     async def make_seq(self, body: Mapping[str, object]) -> AsyncGenerator[MakeStep, None]:
         """Materialise or snapshot: progress, then exactly one `Made`. Closing the iterator cancels it in the engine."""
         made = False

@@ -5,6 +5,8 @@ Law: unknown fields are ignored, missing ones have the page's defaults, wrong ty
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from polykv_proxy.core import events
@@ -180,6 +182,14 @@ class Counters(_Wire):
     def value(self) -> events.Counters:
         """As the core takes it."""
         return events.Counters(self.boot_id, self.t_us, tuple(slot.reading() for slot in self.slots))
+
+
+@dataclass(frozen=True, slots=True)
+class MetricsReply:
+    """`/metrics` as it came, and since when the engine counts (Unix seconds), if it says so."""
+
+    body: bytes
+    started: str | None = None
 
 
 class Progress(_Wire):

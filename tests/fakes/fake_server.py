@@ -24,6 +24,7 @@ from tests.fakes.fake_records import Ask, EngineFaultError, Facts, opencoti
 from tests.fakes.toy_tokens import TemplateError, render
 
 COMPLETIONS = ("/completion", "/completions", "/v1/completions")
+PAGES = ("/slots", "/props", "/metrics", "/v1/models")
 CHATS = ("/v1/chat/completions", "/chat/completions")
 
 
@@ -43,8 +44,11 @@ class FakeEngineServer:
         self.path = path
         self.calls: list[tuple[str, str]] = []
         self.seen_bodies: list[bytes] = []
-        self.pages: dict[str, tuple[int, str, bytes]] = {}
-        """What `/slots` and `/props` answer: status, content type and body; the engine has no others."""
+        self.pages: dict[str, tuple[int, str, bytes]] = {"/v1/models": (200, "application/json", b'{"data":[{"id":"toy.gguf"}]}')}
+        """What public pages answer: status, content type and body; the engine has no others."""
+        self.metrics_door = asyncio.Event()
+        """Who asks for `/metrics` waits until it is set, which it is."""
+        self.metrics_door.set()
         self._server: QuietServer | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -99,7 +103,7 @@ class FakeEngineServer:
             Route("/_polykv/v1/sessions/{n:int}", self._end_session, methods=["DELETE"]),
         ]
         app = Starlette(
-            routes=[*post, *verbs, Route("/health", self._health), *(Route(path, self._page) for path in ("/slots", "/props"))],
+            routes=[*post, *verbs, Route("/health", self._health), *(Route(path, self._page) for path in PAGES)],
             exception_handlers={EngineFaultError: _fault, 404: _not_found},
         )
         app.add_middleware(_KeyMiddleware, server=self)
@@ -110,10 +114,12 @@ class FakeEngineServer:
 
     async def _page(self, request: Request) -> Response:
         """A page as a test wants it."""
+        if request.url.path == "/metrics":
+            await self.metrics_door.wait()
         if request.url.path not in self.pages:
             raise EngineFaultError(501, "not_supported_error", f"This server does not support {request.url.path}.")
         status, kind, body = self.pages[request.url.path]
-        return Response(body, status, headers={"content-type": kind})
+        return Response(body, status, headers={"content-type": kind, "process-start-time-unix": "1700000000"})
 
     async def _hello(self, _request: Request) -> Response:
         self.engine.maybe_fail("hello")

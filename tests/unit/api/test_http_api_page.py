@@ -9,6 +9,8 @@ from polykv_proxy.api.wire import CompactPool, CreatePool, ForkPool, PinPool, Un
 from polykv_proxy.core.pools import Residency
 from polykv_proxy.core.retention import Keep
 from polykv_proxy.errors import KINDS
+from polykv_proxy.observability.engine_source import EngineSource
+from polykv_proxy.observability.page import MetricsPage
 from polykv_proxy.runtime.news import Topic
 from polykv_proxy.runtime.rows import PoolRow, PoolSession, SessionRow, Whole
 from tests.integration.rig import rig
@@ -19,7 +21,8 @@ PAGE = (Path(__file__).parents[3] / "docs" / "http-api.md").read_text()
 async def test_every_route_has_a_heading_and_every_heading_a_route(tmp_path: Path) -> None:
     """The page's route headings are exactly the routes that the application has."""
     async with rig(tmp_path) as proxy:
-        paths = build_app(ApiContext(proxy.runtime)).openapi()["paths"]
+        page = MetricsPage(EngineSource(proxy.runtime.hub.client.metrics, lambda: None), tuple)
+        paths = build_app(ApiContext(proxy.runtime, metrics=page)).openapi()["paths"]
     routes = {(method.upper(), re.sub(r"\{.*?\}", "{}", path)) for path, methods in paths.items() for method in methods}
     found = re.findall(r"^### `([A-Z]+) (\S+.*?)`$", PAGE, re.MULTILINE)
     headings = {(method, re.sub(r"\{.*?\}", "{}", path)) for method, path in found}

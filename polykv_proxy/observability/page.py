@@ -1,0 +1,91 @@
+"""The metrics page: made ahead for those who ask often, at once for the others.
+
+Law: an answer never waits for the engine beyond a few milliseconds, and none is older than `FRESH_S`. Nobody asks, nothing is made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import time
+from collections.abc import Callable, Iterable
+from functools import cached_property
+
+from prometheus_client.metrics_core import Metric
+
+from polykv_proxy.observability.engine_page import EnginePage
+from polykv_proxy.observability.engine_source import EngineSource
+from polykv_proxy.observability.exposition import Form, parts
+
+TICK_S = 0.1
+FRESH_S = 0.2
+RECENT_S = 1.0
+"""Who has asked within this time will most likely ask again soon."""
+PATIENCE_S = 0.005
+"""An idle engine answers in a millisecond; a busy one when it gets to it."""
+_EMPTY = EnginePage()
+
+
+class Rendered:
+    """One page. `made_at` is the moment of which it speaks; `whole`: the engine's part is in; `started`: since when that counts."""
+
+    def __init__(self, body: bytes, made_at: float, *, whole: bool, started: str | None) -> None:
+        self.body, self.made_at, self.whole, self.started = body, made_at, whole, started
+
+    @cached_property
+    def compressed(self) -> bytes:
+        """For those who take gzip."""
+        return gzip.compress(self.body, compresslevel=1)
+
+
+class MetricsPage:
+    """The page over one engine's source and our families, of which `collect` gives those of this moment."""
+
+    def __init__(
+        self, source: EngineSource, collect: Callable[[], Iterable[Metric]], now: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._source, self._collect, self._now = source, collect, now
+        self._asked_at: dict[Form, float] = {}
+        self._made: dict[Form, Rendered] = {}
+        self._asked = asyncio.Event()
+
+    async def read(self, form: Form) -> Rendered:
+        """The page as it is now, or was a moment ago."""
+        self._asked_at[form] = self._now()
+        self._asked.set()
+        age_s = self._source.age_s
+        if age_s is None or age_s > FRESH_S:
+            self._source.refresh()
+            await self._source.refreshed(PATIENCE_S)
+        made = self._made.get(form)
+        if made is None or self._now() - made.made_at > FRESH_S or (not made.whole and self._source.page is not None):
+            made = await self._make(form, gently=False)
+        return made
+
+    async def run(self) -> None:
+        """Make pages ahead, for as long as somebody asks."""
+        while True:
+            await self._asked.wait()
+            await asyncio.sleep(TICK_S)
+            recent = [form for form, at in self._asked_at.items() if self._now() - at <= RECENT_S]
+            if not recent:
+                self._asked.clear()
+                continue
+            self._source.refresh()
+            for form in recent:
+                await self._make(form, gently=True)
+
+    async def _make(self, form: Form, *, gently: bool) -> Rendered:
+        """`gently`: others may run in between."""
+        began_at, engine = self._now(), self._source.page
+        made = []
+        for part in parts(form, engine or _EMPTY, self._collect()):
+            made.append(part)
+            if gently:
+                await asyncio.sleep(0)
+        whole = engine is not None
+        rendered = Rendered(b"".join(made), began_at, whole=whole, started=self._source.started if whole else None)
+        before = self._made.get(form)
+        if before is None or before.made_at <= began_at:
+            self._made[form] = rendered
+        return rendered
