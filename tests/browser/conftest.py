@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from playwright.async_api import Browser, async_playwright
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +24,7 @@ def chromium() -> str:
     return done.stdout.strip()
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def browser(chromium: str) -> AsyncIterator[Browser]:
     async with async_playwright() as driver:
         running = await driver.chromium.launch(executable_path=chromium)

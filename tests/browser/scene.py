@@ -10,6 +10,8 @@ import asyncio
 from tests.fakes.fake_engine import FakeEngine
 from tests.integration.rig import Rig
 
+ENOUGH = 50
+"""Tokens of a running session, before the engine is held."""
 WORDS = ("clerk", "tools", "review", "search", "plan", "write", "test", "ship")
 
 
@@ -19,7 +21,7 @@ def engine(n_pools: int, n_sessions: int) -> FakeEngine:
 
 
 async def fill(proxy: Rig, n_pools: int, n_sessions: int, *, running: int = 0) -> list[asyncio.Task]:
-    """Pools in a tree three levels deep, and sessions on them. `running` of these are in mid-answer: their tasks."""
+    """Pools in a tree three levels deep, and sessions on them. `running` of these are held in mid-answer: their tasks."""
     prefixes: list[list[int]] = []
     for number in range(n_pools):
         parent = None if number % 8 == 0 else number - number % 8 + (number % 8) // 4 * 3
@@ -31,11 +33,13 @@ async def fill(proxy: Rig, n_pools: int, n_sessions: int, *, running: int = 0) -
     for number in range(n_sessions - running):
         await proxy.call("/completion", ask(prefixes, number, 1 + number % 3))
     await proxy.settle()
-    tasks = [
-        asyncio.create_task(proxy.call("/completion", ask(prefixes, number, 10**6)))
-        for number in range(n_sessions - running, n_sessions)
-    ]
-    await asyncio.sleep(0)
+    first = n_sessions - running
+    tasks = [asyncio.create_task(proxy.call("/completion", ask(prefixes, first + n, 10**6))) for n in range(running)]
+    async with asyncio.timeout(60):
+        while sum(slot.totals["n_decoded"] >= ENOUGH and slot.state == "generating" for slot in proxy.engine.slots) < running:
+            await asyncio.sleep(0)
+    if running:
+        proxy.engine.hold()
     return tasks
 
 

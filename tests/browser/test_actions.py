@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from playwright.async_api import Browser, Page, expect
 
-from tests.browser.visit import visit
-from tests.integration.rig import Rig, rig
+from tests.browser.visit import live, visit
+from tests.integration.rig import Rig
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BASE = list(range(100, 140))
 
@@ -28,7 +31,7 @@ async def do(page: Page, row: str, action: str, *, sure: bool = True) -> None:
 
 async def test_nothing_is_done_without_a_yes(browser: Browser, tmp_path: Path) -> None:
     """No leaves all as it was; a dangerous question begins on it."""
-    async with rig(tmp_path) as proxy:
+    async with live(tmp_path) as proxy:
         await tree(proxy)
         async with visit(browser, proxy) as page:
             await page.locator(".row.pool").last.click()
@@ -41,7 +44,7 @@ async def test_nothing_is_done_without_a_yes(browser: Browser, tmp_path: Path) -
 
 async def test_a_refusal_is_shown_and_the_question_stays(browser: Browser, tmp_path: Path) -> None:
     """The proxy's words stand in the dialog."""
-    async with rig(tmp_path) as proxy:
+    async with live(tmp_path) as proxy:
         await tree(proxy)
         async with visit(browser, proxy, complaints=("409",)) as page:
             await do(page, "leaf", "Evict")
@@ -53,7 +56,7 @@ async def test_a_refusal_is_shown_and_the_question_stays(browser: Browser, tmp_p
 
 async def test_a_session_ends_and_its_pool_is_evicted_flushed_and_released(browser: Browser, tmp_path: Path) -> None:
     """Each verb does what it says, with any session id, and the page says what came of it."""
-    async with rig(tmp_path) as proxy:
+    async with live(tmp_path) as proxy:
         await tree(proxy)
         async with visit(browser, proxy) as page:
             notice = page.locator("#notice")
@@ -78,7 +81,7 @@ async def test_a_session_ends_and_its_pool_is_evicted_flushed_and_released(brows
 async def test_text_and_tokens_are_shown_when_asked_for(browser: Browser, tmp_path: Path) -> None:
     """Long ones are cut until all of it is asked for."""
     words = " ".join(f"word{n}" for n in range(3000))
-    async with rig(tmp_path) as proxy:
+    async with live(tmp_path) as proxy:
         pool = await proxy.pool(prompt=words)
         async with visit(browser, proxy) as page:
             await page.locator(".row.pool").click()

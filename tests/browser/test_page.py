@@ -10,9 +10,11 @@ from playwright.async_api import Browser, expect
 
 from polykv_proxy.api.context import Keys
 from tests.browser.scene import engine, fill
-from tests.browser.visit import opened, visit
+from tests.browser.visit import live, opened, visit
 from tests.fakes.fake_engine import FakeEngine
-from tests.integration.rig import ManualClock, relayed, rig
+from tests.integration.rig import relayed
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SMALL = """[...document.querySelectorAll("button, .row, summary")]
     .filter((one) => one.checkVisibility() && one.getBoundingClientRect().height < 24).map((one) => one.outerHTML)"""
@@ -25,7 +27,7 @@ COUNT_WRITES = """() => {
 
 async def test_the_tree_shows_pools_and_their_sessions(browser: Browser, tmp_path: Path) -> None:
     """Each pool is a row on its level, its sessions below it, and bars lie where their tokens are."""
-    async with rig(tmp_path, engine(4, 1)) as proxy:
+    async with live(tmp_path, engine(4, 1)) as proxy:
         await fill(proxy, 4, 1)
         async with visit(browser, proxy) as page:
             rows = page.get_by_role("treeitem")
@@ -43,13 +45,13 @@ async def test_the_tree_shows_pools_and_their_sessions(browser: Browser, tmp_pat
 
 async def test_the_page_follows_what_happens(browser: Browser, tmp_path: Path) -> None:
     """A new pool, an eviction and a release show without a reload."""
-    async with rig(tmp_path) as proxy, visit(browser, proxy) as page:
+    async with live(tmp_path) as proxy, visit(browser, proxy) as page:
         await expect(page.locator("#tree-empty")).to_have_text("There are no pools yet.")
         await proxy.pool(tokens=list(range(50, 90)), name="clerk")
-        row = page.get_by_role("treeitem", name="pool clerk, resident")
+        row = page.get_by_role("treeitem", name="clerk pool, resident")
         await expect(row).to_contain_text("40 tokens")
         await proxy.api.post("/polykv/pools/clerk/evict")
-        await expect(page.get_by_role("treeitem", name="pool clerk, evicted")).to_contain_text("evicted")
+        await expect(page.get_by_role("treeitem", name="clerk pool, evicted")).to_contain_text("evicted")
         await proxy.api.delete("/polykv/pools/clerk")
         await expect(page.get_by_role("treeitem")).to_have_count(0)
 
@@ -57,7 +59,7 @@ async def test_the_page_follows_what_happens(browser: Browser, tmp_path: Path) -
 async def test_what_callers_send_is_text_and_never_markup(browser: Browser, tmp_path: Path) -> None:
     """Session ids, prompts and owners full of markup are shown as they are, and make no element."""
     evil = "<img src=x onerror=alert(1)><script>alert(2)</script>"
-    async with rig(tmp_path, keys=None) as proxy:
+    async with live(tmp_path, keys=None) as proxy:
         await proxy.pool(prompt=f"hello {evil}", name="clerk")
         await proxy.api.post("/polykv/pools/clerk/pin", json={"owner": evil})
         await proxy.call("/completion", {"prompt": f"hello {evil} more", "pool_id": "clerk", "session_id": evil})
@@ -78,7 +80,7 @@ async def test_what_callers_send_is_text_and_never_markup(browser: Browser, tmp_
 
 async def test_markup_out_of_strings_is_refused_by_the_browser(browser: Browser, tmp_path: Path) -> None:
     """Even a mistake of ours could not make markup of text: the policy forbids it."""
-    async with rig(tmp_path) as proxy, visit(browser, proxy, complaints=("Trusted", "Content Security Policy")) as page:
+    async with live(tmp_path) as proxy, visit(browser, proxy, complaints=("Trusted", "Content Security Policy")) as page:
         assert "TrustedHTML" in await page.evaluate(
             "try { document.body.innerHTML = '<b>x</b>'; '' } catch (error) { String(error) }"
         )
@@ -86,7 +88,7 @@ async def test_markup_out_of_strings_is_refused_by_the_browser(browser: Browser,
 
 async def test_the_key_is_asked_for_and_stays_in_the_tab(browser: Browser, tmp_path: Path) -> None:
     """A wrong key is refused in words; the right one opens the page, and is neither in an address nor kept for later."""
-    async with rig(tmp_path, keys=Keys(frozenset({"secret"}))) as proxy:
+    async with live(tmp_path, keys=Keys(frozenset({"secret"}))) as proxy:
         await proxy.api.post("/polykv/pools", json={"tokens": [5, 6, 7], "name": "clerk"}, headers={"x-api-key": "secret"})
         async with visit(browser, proxy, complaints=("401",)) as page:
             addresses: list[str] = []
@@ -97,9 +99,9 @@ async def test_the_key_is_asked_for_and_stays_in_the_tab(browser: Browser, tmp_p
             await expect(page.locator("dialog .trouble")).to_have_text("The proxy does not take this key.")
             await page.get_by_label("Key", exact=True).fill("secret")
             await page.keyboard.press("Enter")
-            await expect(page.get_by_role("treeitem", name="pool clerk")).to_be_visible()
+            await expect(page.get_by_role("treeitem", name="clerk pool")).to_be_visible()
             await page.reload()
-            await expect(page.get_by_role("treeitem", name="pool clerk")).to_be_visible()
+            await expect(page.get_by_role("treeitem", name="clerk pool")).to_be_visible()
             assert await page.evaluate("localStorage.length + document.cookie.length") == 0
             assert [address for address in addresses if "secret" in address] == []
 
@@ -107,7 +109,7 @@ async def test_the_key_is_asked_for_and_stays_in_the_tab(browser: Browser, tmp_p
 async def test_without_an_engine_the_page_says_so_and_comes_back(browser: Browser, tmp_path: Path) -> None:
     """The reason and the next try stand above what was known; when the engine is back the banner goes."""
     health: dict[str, object] = {"state": "ready"}
-    async with rig(tmp_path, health=health) as proxy:
+    async with live(tmp_path, health=health) as proxy:
         await proxy.pool(tokens=[5, 6, 7], name="clerk")
         async with visit(browser, proxy, complaints=("503",)) as page:
             await expect(page.locator("#engine")).to_have_text("engine ready")
@@ -115,7 +117,7 @@ async def test_without_an_engine_the_page_says_so_and_comes_back(browser: Browse
             await proxy.until_unlinked()
             health |= {"state": "failed", "reason": "exit code 1", "retry_ts": time.time() + 9}
             await expect(page.locator("#banner")).to_contain_text("The engine is away: exit code 1. It is started again in")
-            await expect(page.get_by_role("treeitem", name="pool clerk, lost")).to_be_visible()
+            await expect(page.get_by_role("treeitem", name="clerk pool, lost")).to_be_visible()
             await proxy.server.restart()
             health |= {"state": "ready", "reason": None}
             await expect(page.locator("#banner")).to_be_hidden()
@@ -123,13 +125,13 @@ async def test_without_an_engine_the_page_says_so_and_comes_back(browser: Browse
 
 async def test_without_a_proxy_the_page_says_so_and_comes_back(browser: Browser, tmp_path: Path) -> None:
     """What was known stays, marked as old, until something answers again."""
-    async with rig(tmp_path) as proxy:
+    async with live(tmp_path) as proxy:
         await proxy.pool(tokens=[5, 6, 7], name="clerk")
         async with visit(browser, proxy, complaints=("ERR_INTERNET_DISCONNECTED",)) as page:
             await expect(page.locator("#link")).to_have_text("live")
             await page.context.set_offline(True)
             await expect(page.locator("#banner")).to_contain_text("The proxy does not answer.")
-            await expect(page.get_by_role("treeitem", name="pool clerk")).to_be_visible()
+            await expect(page.get_by_role("treeitem", name="clerk pool")).to_be_visible()
             await page.context.set_offline(False)
             await expect(page.locator("#link")).to_have_text("live")
             await expect(page.locator("#banner")).to_be_hidden()
@@ -139,13 +141,13 @@ async def test_an_engine_without_pools_leaves_a_page_with_its_reason(browser: Br
     """The 501 of our routes is shown in words, with its remedy."""
     plain = FakeEngine()
     plain.has_verbs = False
-    async with rig(tmp_path, plain) as proxy, visit(browser, proxy, complaints=("501",)) as page:
-        await expect(page.locator("#banner")).to_contain_text("polykv-proxy doctor")
+    async with live(tmp_path, plain) as proxy, visit(browser, proxy, complaints=("501",)) as page:
+        await expect(page.locator("#banner")).to_contain_text("run an engine that has them")
 
 
 async def test_without_the_chart_library_there_is_a_table(browser: Browser, tmp_path: Path) -> None:
     """Where set-up could not fetch it the sessions are a table, sortable, and nothing is broken."""
-    async with rig(tmp_path, engine(2, 2)) as proxy, relayed(proxy) as (_, client):
+    async with live(tmp_path, engine(2, 2)) as proxy, relayed(proxy) as (_, client):
         await fill(proxy, 2, 2)
         context = await browser.new_context()
         await context.route("**/vendor/**", lambda route: route.fulfill(status=404))
@@ -163,7 +165,7 @@ async def test_without_the_chart_library_there_is_a_table(browser: Browser, tmp_
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 async def test_a_phone_shows_all_of_it_in_its_width(browser: Browser, tmp_path: Path, scheme: str) -> None:
     """Nothing is wider than the screen, details cover it, and everything to press is large enough for a finger."""
-    async with rig(tmp_path, engine(12, 8), clock=ManualClock()) as proxy:
+    async with live(tmp_path, engine(12, 8)) as proxy:
         await fill(proxy, 12, 8)
         async with visit(browser, proxy, color_scheme=scheme, viewport={"width": 390, "height": 844}, has_touch=True) as page:
             await page.locator(".row.pool").first.tap()
@@ -174,13 +176,13 @@ async def test_a_phone_shows_all_of_it_in_its_width(browser: Browser, tmp_path: 
 
 async def test_two_hundred_pools_and_sessions_cost_what_changed(browser: Browser, tmp_path: Path) -> None:
     """With all rows there, one changed pool writes a handful of nodes: rows are kept by key and nothing is drawn anew."""
-    async with rig(tmp_path, engine(200, 200)) as proxy:
+    async with live(tmp_path, engine(200, 200)) as proxy:
         await fill(proxy, 200, 200)
         async with visit(browser, proxy) as page:
             await expect(page.get_by_role("treeitem")).to_have_count(400)
             await page.evaluate(COUNT_WRITES)
             await proxy.api.post("/polykv/pools/9/pin", json={})
-            await expect(page.get_by_role("treeitem", name="pool clerk-1, resident, pinned")).to_be_visible()
+            await expect(page.get_by_role("treeitem", name="clerk-1 pool, resident, pinned")).to_be_visible()
             assert 0 < await page.evaluate("written") < 20
             await page.get_by_label("Filter pools and sessions").fill("clerk-1")
             await expect(page.locator(".row.pool .name").first).to_have_text("clerk-1")
@@ -188,11 +190,11 @@ async def test_two_hundred_pools_and_sessions_cost_what_changed(browser: Browser
 
 async def test_two_tabs_of_one_proxy_do_not_disturb_each_other(browser: Browser, tmp_path: Path) -> None:
     """What is done in one shows in the other."""
-    async with rig(tmp_path) as proxy, relayed(proxy) as (_, client):
+    async with live(tmp_path) as proxy, relayed(proxy) as (_, client):
         url = str(client.base_url)
         await proxy.pool(tokens=[5, 6, 7], name="clerk")
         async with opened(browser, url) as one, opened(browser, url) as other:
-            await one.get_by_role("treeitem", name="pool clerk").click()
+            await one.get_by_role("treeitem", name="clerk pool").click()
             await one.get_by_role("button", name="Release").click()
             await one.get_by_role("dialog").get_by_role("button", name="Release").click()
             await expect(other.get_by_role("treeitem")).to_have_count(0)

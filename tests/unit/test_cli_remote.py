@@ -66,7 +66,7 @@ async def test_top_prints_once_for_people_and_for_programs(tmp_path: Path, capsy
         facts = json.loads(capsys.readouterr().out)
     assert [line.split()[1] for line in text.splitlines() if "root" in line or "agent-1" in line] == ["root", "agent-1"]
     assert [pool["name"] for pool in facts["pools"]] == ["root"]
-    assert facts["capacity"]["cells_total"] == 4096
+    assert facts["tps"]["cells_total"] == 4096
 
 
 def test_top_of_nothing_is_one_line_and_a_code(capsys: pytest.CaptureFixture[str]) -> None:

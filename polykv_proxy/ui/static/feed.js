@@ -5,10 +5,10 @@
  */
 
 import { Fault } from "./api.js";
-import { LiveStream } from "./stream.js";
+import { LiveStream, rest } from "./stream.js";
 
 const LOOK_MS = 2_000;
-const SOON_MS = 150;
+const BREATH_MS = 150;
 const UNSEEN_MS = 60_000;
 const UNAUTHORIZED = 401;
 const NOT_IMPLEMENTED = 501;
@@ -17,77 +17,93 @@ export class Feed {
   #api;
   #store;
   #etag = "";
-  #running = false;
-  /** @type {number | undefined} */
-  #timer;
+  #streams;
+  /** @type {AbortController | null} from start to stop */
+  #life = null;
+  #changed = false;
+  #wake = () => {};
   /** @type {number | undefined} */
   #unseen;
-  #streams;
 
   /** @param {import("./api.js").Api} api @param {import("./store.js").Store} store */
   constructor(api, store) {
     this.#api = api;
     this.#store = store;
     this.#streams = [
-      this.#stream("tps", (event) => store.put({ tps: JSON.parse(event.data) })),
-      this.#stream("events", (event) => {
-        store.happened({ ...JSON.parse(event.data), kind: event.event, id: event.id });
-        this.soon();
+      this.#stream("tps", (event) => {
+        if (event.event === "tps") store.put({ tps: JSON.parse(event.data) });
       }),
+      this.#stream("events", (event) => this.#happened(event)),
     ];
   }
 
   /** Begin, or begin anew: with another key, say. */
   start() {
-    this.#running = true;
+    this.stop();
     this.#etag = "";
+    this.#life = new AbortController();
     this.#store.link("connecting");
     for (const stream of this.#streams) stream.start();
-    this.#look();
+    this.#rounds(this.#life.signal);
   }
 
   stop() {
-    this.#running = false;
-    clearTimeout(this.#timer);
+    this.#life?.abort();
+    this.#life = null;
     for (const stream of this.#streams) stream.stop();
   }
 
   /** Look shortly: something has changed. Many calls are one look. */
   soon() {
-    if (!this.#running) return;
-    clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#look(), SOON_MS);
+    this.#changed = true;
+    this.#wake();
   }
 
   /** The page is seen, or it is not: connections are few, and a forgotten tab shall not keep any. @param {boolean} seen */
   seen(seen) {
     clearTimeout(this.#unseen);
     if (!seen) this.#unseen = setTimeout(() => this.stop(), UNSEEN_MS);
-    else if (!this.#running && this.#store.facts.link.state !== "locked") this.start();
+    else if (!this.#life && this.#store.facts.link.state !== "locked") this.start();
   }
 
-  /** @param {string} path @param {(event: import("./sse.js").SseEvent) => void} onEvent */
+  /**
+   * What was never heard of is asked for from where the page stood: all answers are numbered in one row.
+   * @param {string} path @param {(event: import("./sse.js").SseEvent) => void} onEvent
+   */
   #stream(path, onEvent) {
-    return new LiveStream((lastId, signal) => this.#api.open(path, lastId, signal), {
-      onEvent,
-      onOpen: () => undefined,
-      onLost: (fault) => this.#failed(fault),
-    });
+    const open = (/** @type {string} */ lastId, /** @type {AbortSignal} */ signal) =>
+      this.#api.open(path, lastId || String(this.#store.facts.tps?.seq ?? ""), signal);
+    return new LiveStream(open, { onEvent, onLost: (fault) => this.#failed(fault) });
   }
 
-  async #look() {
-    clearTimeout(this.#timer);
-    const [health, pools, capacity] = await Promise.allSettled([
-      this.#api.get("health"),
-      this.#api.get("pools", this.#etag),
-      this.#api.get("capacity"),
-    ]);
-    if (!this.#running) return;
+  /** `closing` is no news: that nothing comes any more will be seen. @param {import("./sse.js").SseEvent} event */
+  #happened({ event, data }) {
+    if (event === "closing") return;
+    this.#store.happened({ topic: event, ts: Date.now() / 1000, type: event, ...JSON.parse(data) });
+    if (event !== "request") this.soon();
+  }
+
+  /** One look after another, never two at a time. @param {AbortSignal} life */
+  async #rounds(life) {
+    while (!life.aborted) {
+      this.#changed = false;
+      await this.#look(life);
+      await rest(BREATH_MS, life);
+      if (!this.#changed) {
+        const nap = new AbortController();
+        this.#wake = () => nap.abort();
+        await rest(LOOK_MS, AbortSignal.any([life, nap.signal]));
+      }
+    }
+  }
+
+  /** @param {AbortSignal} life */
+  async #look(life) {
+    const [health, pools] = await Promise.allSettled([this.#api.get("health"), this.#api.get("pools", this.#etag)]);
+    if (life.aborted) return;
     if (health.status === "fulfilled") this.#store.put({ health: health.value?.body });
-    this.#store.put({ capacity: capacity.status === "fulfilled" ? capacity.value?.body : null });
     if (pools.status === "fulfilled") this.#listed(pools.value);
     else this.#failed(pools.reason);
-    if (this.#running) this.#timer = setTimeout(() => this.#look(), LOOK_MS);
   }
 
   /** @param {{body: any, etag: string} | null} answer */

@@ -5,21 +5,24 @@
  */
 
 import { byId, el, mirror, setAttribute } from "./dom.js";
+import { CHOICES, eventWords } from "./event_words.js";
 import { clock } from "./words.js";
 
 const SHOWN = 150;
-const DULL = new Set(["ts", "seq", "kind", "id", "type"]);
 
 export class LogView {
   #root = byId("log");
   #empty = byId("log-empty");
   #hold = byId("log-hold");
+  #choice = /** @type {HTMLSelectElement} */ (byId("log-choice"));
   #held = false;
   #store;
 
   /** @param {import("./store.js").Store} store */
   constructor(store) {
     this.#store = store;
+    this.#choice.append(...Object.keys(CHOICES).map((choice) => el("option", {}, choice)));
+    this.#choice.addEventListener("change", () => this.#draw());
     this.#hold.addEventListener("click", () => {
       this.#held = !this.#held;
       setAttribute(this.#hold, "aria-pressed", String(this.#held));
@@ -30,25 +33,19 @@ export class LogView {
 
   #draw() {
     if (this.#held) return;
-    const events = this.#store.events.slice(-SHOWN).reverse();
+    const events = this.#store.events.filter(CHOICES[this.#choice.value]).slice(-SHOWN).reverse();
     this.#empty.hidden = events.length > 0;
     mirror(
       this.#root,
       events,
-      (event) => event.id,
+      (event) => String(event.seq),
       line,
       () => undefined,
     );
   }
 }
 
-/** @param {any} event */
+/** @param {import("./event_words.js").HappenedEvent} event */
 function line(event) {
-  return el("li", {}, el("time", {}, clock(event.ts)), el("b", {}, event.kind), el("span", {}, sentence(event)));
-}
-
-/** @param {any} event @returns {string} what else the event says */
-export function sentence(event) {
-  const parts = Object.entries(event).filter(([name, value]) => !DULL.has(name) && value !== null && value !== "");
-  return parts.map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`).join(", ");
+  return el("li", { class: event.topic }, el("time", {}, clock(event.ts)), el("span", {}, eventWords(event)));
 }

@@ -47,7 +47,7 @@ function engineWords(health, now) {
   const reason = health.reason ? `: ${health.reason}` : "";
   switch (health.state) {
     case "starting":
-      return `The engine is starting${reason}. The model is loading.`;
+      return `The engine is starting${reason || ": the model is loading"}.`;
     case "draining":
       return "The proxy is being stopped: running requests end, new ones are refused.";
     case "failed":

@@ -7,7 +7,7 @@
 import { History } from "./history.js";
 import { sessionTitle } from "./tree.js";
 
-const EVENTS_KEPT = 300;
+const EVENTS_KEPT = 1000;
 const HISTORY_S = 300;
 
 /**
@@ -17,8 +17,7 @@ const HISTORY_S = 300;
  * @property {string} refused why there are no pools at all, empty when there are
  * @property {any[]} pools of `/polykv/pools`
  * @property {any} tree the rest of that answer
- * @property {any} capacity null while the engine does not say
- * @property {any} tps the last of `/polykv/tps`
+ * @property {any} tps null until the first of `/polykv/tps`
  */
 
 /** @typedef {{key: string, session_id: string | null, pool_id: number | null, state: string, [fact: string]: any}} Session */
@@ -31,7 +30,6 @@ export class Store {
     refused: "",
     pools: [],
     tree: {},
-    capacity: null,
     tps: null,
   };
   /** @type {any[]} newest last */

@@ -15,7 +15,6 @@ const SILENCE_MS = 45_000;
 /**
  * @typedef {object} Ears
  * @property {(event: import("./sse.js").SseEvent) => void} onEvent
- * @property {() => void} onOpen each time it is connected
  * @property {(fault: Fault, pauseMs: number) => void} onLost each time it is not, with the pause before the next try
  */
 
@@ -51,7 +50,9 @@ export class LiveStream {
     let pause = FIRST_PAUSE_MS;
     while (!life.aborted) {
       try {
-        await this.#listen(life, () => (pause = FIRST_PAUSE_MS));
+        await this.#listen(life, () => {
+          pause = FIRST_PAUSE_MS;
+        });
       } catch (error) {
         if (life.aborted) return;
         this.#ears.onLost(error instanceof Fault ? error : new Fault(0, "unreachable", "the connection to the proxy broke"), pause);
@@ -70,7 +71,6 @@ export class LiveStream {
       const reader = (await this.#open(this.#lastId, signal)).getReader();
       const decoder = new TextDecoder();
       opened();
-      this.#ears.onOpen();
       const parser = new SseParser();
       for (;;) {
         const { done, value } = await reader.read();
@@ -88,14 +88,16 @@ export class LiveStream {
   }
 }
 
-/** @param {number} ms @param {AbortSignal} life */
-function rest(ms, life) {
+/** A pause that ends early with the signal. @param {number} ms @param {AbortSignal} life @returns {Promise<void>} */
+export function rest(ms, life) {
   return new Promise((resolve) => {
-    const timer = setTimeout(resolve, ms);
-    const wake = () => {
+    const end = () => {
       clearTimeout(timer);
-      resolve(undefined);
+      life.removeEventListener("abort", end);
+      resolve();
     };
-    life.addEventListener("abort", wake, { once: true });
+    const timer = setTimeout(end, ms);
+    if (life.aborted) end();
+    else life.addEventListener("abort", end);
   });
 }

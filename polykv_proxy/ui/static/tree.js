@@ -5,7 +5,7 @@
  * to the left; a session's bar is what it added. So length is KV, and what is shared is drawn once.
  */
 
-import { count, rate } from "./words.js";
+import { plural } from "./words.js";
 
 /**
  * @typedef {object} Row
@@ -68,12 +68,11 @@ export function sessionTitle(session) {
   return session.session_id ?? "unnamed request";
 }
 
-/** @param {Row} row @returns {string} the row, for somebody who hears it */
-export function spoken(row) {
-  const { it } = row;
-  if (row.kind === "group") return it.title;
-  if (row.kind === "session") return `session ${sessionTitle(it)}, ${it.state}, ${rate(it.tps_ewma)} tokens per second`;
-  return `pool ${poolTitle(it)}, ${it.residency}${it.pinned ? ", pinned" : ""}, ${count(it.prefix_len)} tokens, ${count(it.sessions.length)} sessions`;
+/** @param {Row} row @returns {string} what a row shows by its shape and colour, for somebody who hears it */
+export function spoken({ kind, it }) {
+  if (kind === "group") return "";
+  if (kind === "session") return "session,";
+  return `pool, ${it.residency}${it.pinned ? ", pinned" : ""}, ${plural(it.sessions.length, "session")},`;
 }
 
 /** @typedef {{key: string, kind: Row["kind"], it: any, from: number, to: number}} Leaf */

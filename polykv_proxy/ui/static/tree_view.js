@@ -18,6 +18,8 @@ export class TreeView {
   #closed = new Set();
   /** @type {import("./tree.js").Row[]} */
   #rows = [];
+  /** @type {WeakMap<HTMLElement, Record<string, any>>} */
+  #drawn = new WeakMap();
   #current = "";
   #chosen = "";
   #store;
@@ -89,24 +91,19 @@ export class TreeView {
     );
   }
 
-  /** @param {HTMLElement} node @param {import("./tree.js").Row} row */
+  /** Most rows are as they were: those cost one comparison. @param {HTMLElement} node @param {import("./tree.js").Row} row */
   #update(node, row) {
+    const looks = { ...row, chosen: row.key === this.#chosen, current: row.key === this.#current };
+    const before = this.#drawn.get(node);
+    if (before && Object.entries(looks).every(([name, value]) => before[name] === value)) return;
+    this.#drawn.set(node, looks);
     setAttribute(node, "aria-level", row.level);
     setAttribute(node, "aria-posinset", row.position);
     setAttribute(node, "aria-setsize", row.setSize);
     setAttribute(node, "aria-expanded", row.open === null ? null : String(row.open));
-    setAttribute(node, "aria-selected", String(row.key === this.#chosen));
-    setAttribute(node, "aria-label", spoken(row));
-    setAttribute(node, "tabindex", row.key === this.#current ? 0 : -1);
-    setStyle(node, "--level", String(row.level - 1));
-    setStyle(node, "--from", String(row.from));
-    setStyle(node, "--to", String(row.to));
-    const [label, , figures] = node.children;
-    const [, name, note] = label.children;
-    setAttribute(node, "class", `row ${row.kind} ${looks(row)}`);
-    if (row.kind === "group") setText(name, row.it.title);
-    else if (row.kind === "pool") poolCells(row.it, name, note, figures);
-    else sessionCells(row.it, name, note, figures);
+    setAttribute(node, "aria-selected", String(looks.chosen));
+    setAttribute(node, "tabindex", looks.current ? 0 : -1);
+    draw(node, row);
   }
 
   /** @param {KeyboardEvent} event */
@@ -186,10 +183,25 @@ function make(row) {
     { class: "label" },
     el("i", { class: "twist" }),
     el("span", { class: "name" }),
+    el("span", { class: "unseen" }),
     el("span", { class: "note" }),
   );
   const bar = el("span", { class: "map" }, el("i", { class: "shared" }), el("i", { class: "own" }));
   return el("div", { role: "treeitem", "data-key": row.key }, label, bar, el("span", { class: "figures" }));
+}
+
+/** @param {HTMLElement} node @param {import("./tree.js").Row} row */
+function draw(node, row) {
+  setAttribute(node, "class", `row ${row.kind} ${looks(row)}`);
+  setStyle(node, "--level", String(row.level - 1));
+  setStyle(node, "--from", String(row.from));
+  setStyle(node, "--to", String(row.to));
+  const [label, , figures] = node.children;
+  const [, name, unseen, note] = label.children;
+  setText(unseen, spoken(row));
+  if (row.kind === "group") setText(name, row.it.title);
+  else if (row.kind === "pool") poolCells(row.it, name, note, figures);
+  else sessionCells(row.it, name, note, figures);
 }
 
 /** @param {import("./tree.js").Row} row @returns {string} classes by which a row has its colours */

@@ -90,3 +90,8 @@ export function clock(ts) {
 export function plural(n, one, many = `${one}s`) {
   return `${count(n)} ${n === 1 ? one : many}`;
 }
+
+/** @param {any[]} items @param {string} field a number in each; missing ones are 0 */
+export function sum(items, field) {
+  return items.reduce((total, item) => total + (item[field] ?? 0), 0);
+}

@@ -14,12 +14,11 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`trouble`: why there is nothing newer, in words. The rest: answers of `/polykv/health`, `pools`, `capacity` and `tps`."""
+    """`trouble`: why there is nothing newer, in words. The rest: answers of `/polykv/health`, `pools` and `tps`."""
 
     trouble: str | None = None
     health: Facts = field(default_factory=dict)
     tree: Facts = field(default_factory=dict)
-    capacity: Facts = field(default_factory=dict)
     tps: Facts = field(default_factory=dict)
 
     @property
@@ -40,17 +39,18 @@ class Snapshot:
         return list(found.values())
 
     def kv_bytes(self) -> dict[str, int]:
-        """The KV cache by owner: `pools`, `private`, `other`, `free`."""
+        """The KV cache by owner: `pools`, `private`, `other`, and `free`, where the size of the cache is known."""
         engine = self.health.get("pools", {}).get("engine", {})
-        total = int(self.capacity.get("cells_total", 0) * engine.get("kv", {}).get("bytes_per_token", 0))
+        total = int(self.tps.get("cells_total", 0) * engine.get("kv", {}).get("bytes_per_token", 0))
         own = sum(pool["own_kv_bytes"] for pool in self.pools)
         private = sum(session["marginal_kv_bytes"] for pool in self.pools for session in pool["sessions"])
         other = self.tree.get("other_kv_bytes", 0)
-        return {"pools": own, "private": private, "other": other, "free": max(0, total - own - private - other)}
+        used = {"pools": own, "private": private, "other": other}
+        return {**used, "free": max(0, total - own - private - other)} if total else used
 
     def as_dict(self) -> dict[str, object]:
         """JSON-ready."""
-        return {"health": self.health, "capacity": self.capacity, "tps": self.tps, **self.tree}
+        return {"health": self.health, "tps": self.tps, **self.tree}
 
 
 def session_key(session: Facts) -> str:

@@ -22,5 +22,12 @@ def session(name: str | None, tps: float | None = None, *, pool_id: int | None =
 def snapshot(*pools: dict[str, Any], sessions: tuple[dict[str, Any], ...] = (), **more: Any) -> Snapshot:
     health = {"state": "ready", "pools": {"engine": {"kv": {"bytes_per_token": 100}}}}
     tree = {"pools": list(pools), "seq_ids_used": len(pools), "seq_ids_max": 16, "other_kv_bytes": 500}
-    tps = {"aggregate_tps": 12.5, "mean_active_tps": 6.25, "n_active": 2, "n_warming": 0, "sessions": list(sessions)}
-    return Snapshot(**{"health": health, "tree": tree, "capacity": {"cells_total": 1000}, "tps": tps, **more})
+    tps = {
+        "aggregate_tps": 12.5,
+        "mean_active_tps": 6.25,
+        "n_active": 2,
+        "n_warming": 0,
+        "cells_total": 1000,
+        "sessions": list(sessions),
+    }
+    return Snapshot(**{"health": health, "tree": tree, "tps": tps, **more})

@@ -13,7 +13,7 @@ from tests.integration.rig import rig
 
 
 async def test_a_look_has_everything_that_the_routes_tell(tmp_path: Path) -> None:
-    """Pools, capacity and health come together."""
+    """Pools, speeds and health come together."""
     async with rig(tmp_path, health={"state": "ready"}) as proxy:
         await proxy.pool(tokens=[5, 6, 7], name="clerk")
         remote = Remote("proxy:1", transport=httpx.ASGITransport(proxy.app))
@@ -39,7 +39,7 @@ async def test_an_engine_without_pools_is_a_reason(tmp_path: Path) -> None:
     async with rig(tmp_path, plain, health={"state": "ready"}) as proxy:
         found = await Remote("proxy", transport=httpx.ASGITransport(proxy.app)).look()
     assert found.trouble is not None
-    assert "polykv-proxy doctor" in found.trouble
+    assert "run an engine that has them" in found.trouble
     assert found.health["state"] == "ready"
 
 

@@ -1,0 +1,71 @@
+/**
+ * Events of `/polykv/events` in words.
+ *
+ * Law: pure; an event of a kind that is not known here is shown by its fields, so that nothing that happens is hidden.
+ */
+
+import { count, duration, rate } from "./words.js";
+
+/** @typedef {{topic: string, type: string, ts: number, seq: number, [fact: string]: any}} HappenedEvent */
+
+/** What is shown of all that happens. */
+export const CHOICES = /** @type {Record<string, (event: HappenedEvent) => boolean>} */ ({
+  Changes: (event) => event.topic !== "request" && !["active", "warming", "idle"].includes(event.type),
+  Requests: (event) => event.topic === "request" && event.type !== "released",
+  Everything: () => true,
+});
+
+const TOPICS = /** @type {Record<string, (event: HappenedEvent) => string>} */ ({
+  pool: poolWords,
+  session: sessionWords,
+  request: requestWords,
+  engine: engineWords,
+  resync: () => "some events were missed",
+});
+const HEAD = new Set(["ts", "seq", "topic", "type"]);
+
+/** @param {HappenedEvent} event @returns {string} one line */
+export function eventWords(event) {
+  return TOPICS[event.topic]?.(event) ?? fields(event);
+}
+
+/** @param {HappenedEvent} event */
+function poolWords({ type, pool_id, name, parent, prefix_len, reason }) {
+  const what = name ? `${name} (${pool_id})` : `pool ${pool_id}`;
+  const more = type === "created" ? `, ${count(prefix_len)} tokens${parent === null ? "" : ` below pool ${parent}`}` : "";
+  return `${what} ${type}${more}${reason ? `: ${reason}` : ""}`;
+}
+
+/** @param {HappenedEvent} event */
+function sessionWords({ type, session_id, pool_id }) {
+  return `${session_id} ${type}${pool_id === null ? "" : `, pool ${pool_id}`}`;
+}
+
+/** @param {HappenedEvent} event */
+function requestWords(event) {
+  const { type, session_id, pool_id, slot } = event;
+  const who = session_id ?? "unnamed request";
+  const where = `${pool_id === null ? "" : `, pool ${pool_id}`}${slot === null ? "" : `, slot ${slot}`}`;
+  return `${who} ${type.replace("_", " ")}${where}${requestFigures(event)}`;
+}
+
+/** @param {HappenedEvent} event */
+function requestFigures({ type, n_prompt, n_shared, n_decoded, miss, reason, ttft_ms, tps }) {
+  if (type === "launched") return `: ${count(n_prompt)} prompt tokens`;
+  const shared = `${count(n_shared)} of ${count(n_prompt)} from the pool${miss ? ` (${miss})` : ""}`;
+  if (type === "first_token") return `: ${shared}, after ${duration(ttft_ms === null ? null : ttft_ms / 1000)}`;
+  return `: ${count(n_decoded)} tokens${tps === null ? "" : ` at ${rate(tps)} tok/s`}${reason ? `, ${reason}` : ""}`;
+}
+
+/** @param {HappenedEvent} event */
+function engineWords({ type, reason }) {
+  return `engine ${type}${reason ? `: ${reason}` : ""}`;
+}
+
+/** @param {HappenedEvent} event */
+function fields(event) {
+  const parts = Object.entries(event).filter(([name, value]) => !HEAD.has(name) && value !== null && value !== "");
+  return [event.type, ...parts.map(([name, value]) => `${name} ${typeof value === "object" ? JSON.stringify(value) : value}`)].join(
+    ", ",
+  );
+}
