@@ -43,6 +43,7 @@ class SessionLedger:
     def __init__(self, first_number: int = 1) -> None:
         self._by_id: dict[str, Session] = {}
         self._ids: dict[int, str] = {}
+        self._of_pool: dict[int | None, dict[str, None]] = {}
         self._next = first_number
         self.on_change: Callable[[Session | None, Session | None], None] | None = None
         """Told of each record before and after; None for what was not, or is no more."""
@@ -81,6 +82,9 @@ class SessionLedger:
     def _enter(self, session: Session) -> None:
         before = self._by_id.get(session.session_id)
         self._by_id[session.session_id] = session
+        if before is None or before.pool_id != session.pool_id:
+            self._leave(before)
+            self._of_pool.setdefault(session.pool_id, {})[session.session_id] = None
         if self.on_change is not None:
             self.on_change(before, session)
 
@@ -89,9 +93,18 @@ class SessionLedger:
         session = self._by_id.pop(session_id, None)
         if session is not None:
             del self._ids[session.number]
+            self._leave(session)
             if self.on_change is not None:
                 self.on_change(session, None)
         return session
+
+    def _leave(self, session: Session | None) -> None:
+        """It is no longer attached where it was."""
+        if session is not None:
+            there = self._of_pool[session.pool_id]
+            del there[session.session_id]
+            if not there:
+                del self._of_pool[session.pool_id]
 
     def expired(self, now: float, ttl_s: float) -> list[Session]:
         """Sessions with nothing running that were last used `ttl_s` or longer ago."""
@@ -99,4 +112,4 @@ class SessionLedger:
 
     def of_pool(self, pool_id: int) -> list[Session]:
         """Sessions attached to a pool."""
-        return [s for s in self._by_id.values() if s.pool_id == pool_id]
+        return [self._by_id[session_id] for session_id in self._of_pool.get(pool_id, ())]

@@ -3,6 +3,8 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from polykv_proxy.core.sessions import SessionLedger, valid_session_id
 
@@ -36,6 +38,21 @@ def test_an_ended_session_stays_ended() -> None:
     ledger.end("a")
     ledger.put(session)
     assert len(ledger) == 0
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, 1, 2, "end"]))))
+def test_each_pool_knows_its_sessions(moves: list[tuple[str, int | str | None]]) -> None:
+    """However sessions open, move and end, a pool has those whose record says so, and no other."""
+    ledger = SessionLedger()
+    for session_id, to in moves:
+        if to == "end":
+            ledger.end(session_id)
+        else:
+            ledger.put(replace(ledger.open(session_id, 0), pool_id=to))
+        for pool_id in (1, 2, 3):
+            assert sorted(s.session_id for s in ledger.of_pool(pool_id)) == sorted(
+                s.session_id for s in ledger if s.pool_id == pool_id
+            )
 
 
 def test_only_idle_sessions_expire() -> None:
