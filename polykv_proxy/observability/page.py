@@ -1,6 +1,7 @@
 """The metrics page: made ahead for those who ask often, at once for the others.
 
 Law: an answer never waits for the engine beyond a few milliseconds, and none is older than `FRESH_S`. Nobody asks, nothing is made.
+Where a page takes long to make (thousands of sessions) it may be older: making it takes at most a fifth of the time of the loop.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ RECENT_S = 1.0
 """Who has asked within this time will most likely ask again soon."""
 PATIENCE_S = 0.005
 """An idle engine answers in a millisecond; a busy one when it gets to it."""
+SHARE = 5
 _EMPTY = EnginePage()
 
 
@@ -48,6 +50,7 @@ class MetricsPage:
         self._asked_at: dict[Form, float] = {}
         self._made: dict[Form, Rendered] = {}
         self._asked = asyncio.Event()
+        self._took_s = 0.0
 
     async def read(self, form: Form) -> Rendered:
         """The page as it is now, or was a moment ago."""
@@ -58,15 +61,20 @@ class MetricsPage:
             self._source.refresh()
             await self._source.refreshed(PATIENCE_S)
         made = self._made.get(form)
-        if made is None or self._now() - made.made_at > FRESH_S or (not made.whole and self._source.page is not None):
+        if made is None or self._is_old(made):
             made = await self._make(form, gently=False)
         return made
+
+    def _is_old(self, made: Rendered) -> bool:
+        """By its age, or because the engine has answered since."""
+        limit_s = max(FRESH_S, SHARE * self._took_s)
+        return self._now() - made.made_at > limit_s or (not made.whole and self._source.page is not None)
 
     async def run(self) -> None:
         """Make pages ahead, for as long as somebody asks."""
         while True:
             await self._asked.wait()
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(max(TICK_S, SHARE * self._took_s))
             recent = [form for form, at in self._asked_at.items() if self._now() - at <= RECENT_S]
             if not recent:
                 self._asked.clear()
@@ -77,12 +85,15 @@ class MetricsPage:
 
     async def _make(self, form: Form, *, gently: bool) -> Rendered:
         """`gently`: others may run in between."""
-        began_at, engine = self._now(), self._source.page
-        made = []
+        began_at = since = self._now()
+        engine, took_s, made = self._source.page, 0.0, []
         for part in parts(form, engine or _EMPTY, self._collect()):
             made.append(part)
+            took_s += self._now() - since
             if gently:
                 await asyncio.sleep(0)
+            since = self._now()
+        self._took_s = took_s
         whole = engine is not None
         rendered = Rendered(b"".join(made), began_at, whole=whole, started=self._source.started if whole else None)
         before = self._made.get(form)

@@ -81,17 +81,19 @@ class Scraped:
 
 
 @asynccontextmanager
-async def scraped(folder: Path, engine: FakeEngine | None = None, *, keys: Keys | None = None) -> AsyncIterator[Scraped]:
+async def scraped(
+    folder: Path, engine: FakeEngine | None = None, *, keys: Keys | None = None, prefix: str = ""
+) -> AsyncIterator[Scraped]:
     """A running proxy side with its page."""
     async with rig(folder, engine, keys=keys) as proxy:
         pool = UpstreamPool()
         pool.open(EngineAddress(uds=str(proxy.server.path)))
-        relay = Relay(pool, routes=Routes(own_exact=frozenset({b"/metrics"})))
+        relay = Relay(pool, routes=Routes(api_prefix=prefix.encode(), own_exact=frozenset({prefix.encode() + b"/metrics"})))
         relay.gate = proxy.gate
         facts = RelayFacts(relay.tally, lambda: len(relay.running), lambda: relay.n_generating)
         found: list[Scraped] = []
         metrics = Metrics(proxy.runtime, lambda: found[0].status, facts)
-        app = build_app(ApiContext(proxy.runtime, keys or Keys(), metrics=metrics.page))
+        app = build_app(ApiContext(proxy.runtime, keys or Keys(), metrics=metrics.page, api_prefix=prefix))
         http: Any = functools.partial(RelayProtocol, relay=relay)
         server = QuietServer(uvicorn.Config(app, http=http, log_config=None, lifespan="off", ws="none"))
         sock = socket.create_server(("127.0.0.1", 0))

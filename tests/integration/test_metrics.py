@@ -69,6 +69,13 @@ async def test_other_methods_are_the_engine_s(tmp_path: Path) -> None:
         assert ("POST", "/metrics") in rig.proxy.server.calls[before:]
 
 
+async def test_the_page_is_on_the_engine_s_path(tmp_path: Path) -> None:
+    """With --api-prefix it is below that, and nowhere else."""
+    async with scraped(tmp_path, prefix="/llm") as rig:
+        assert OURS in (await rig.client.get("/llm/metrics")).text
+        assert OURS not in (await rig.client.get("/metrics")).text
+
+
 @pytest.mark.parametrize(
     ("page", "kind", "failure"),
     [
@@ -198,6 +205,7 @@ async def test_counters_say_what_clients_saw(tmp_path: Path) -> None:
         assert found["polykv_plan_seconds_count"] == 2
         assert found["polykv_kv_owned_bytes"] == found["polykv_kv_used_bytes"] == rig.proxy.engine.used_cells() * 100
         assert found[f"opencoti_polykv:pool_kv_bytes{label}"] == pool["prefix_len"] * 100
+        assert found["polykv_seq_ids_used"] == len(rig.proxy.engine.seqs) == 1
 
 
 async def test_hits_are_what_was_really_not_computed_and_zeros_have_reasons(tmp_path: Path) -> None:

@@ -78,6 +78,23 @@ async def test_answers_are_at_most_as_old_as_promised() -> None:
     assert "polykv_made 2.0" in await rig.text()
 
 
+async def test_a_page_that_is_slow_to_make_is_made_less_often() -> None:
+    """One that took a second of the loop serves for five, so that there is time for other work."""
+    rig = Rig()
+    collect = rig.collect
+
+    def slowly() -> Iterator[Metric]:
+        rig.now += 1
+        yield from collect()
+
+    rig.page._collect = slowly
+    assert "polykv_made 1.0" in await rig.text()
+    rig.now += 3.5
+    assert "polykv_made 1.0" in await rig.text()
+    rig.now += 1
+    assert "polykv_made 2.0" in await rig.text()
+
+
 async def test_pages_are_made_ahead_while_somebody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who asks often is given a page that was made before he asked; when nobody asks, nothing is made."""
     rig = Rig()
