@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.engine.driver import Reply, request_body
 from tests.engine.judge import assert_equal, noise_floor
+from tests.engine.tree import tokens
 from tests.fakes.product import Product, product
 from tests.models import tiny_model
 
@@ -19,16 +19,6 @@ pytestmark = pytest.mark.engine
 
 STEPS = int(os.environ.get("POLYKV_TEST_TREE_STEPS", "120"))
 ARGS = ("-c", 4096, "-np", 4)
-
-
-@pytest.fixture(params=["full", "swa", "recurrent", "hybrid", "full split", "swa split"])
-def any_class(request: pytest.FixtureRequest, engine_path: Path, tmp_path: Path) -> Iterator[Product]:
-    """The product on each memory class, and on a split cache."""
-    options = ("--max-pools", "24", "--pool-grace-s", "0")
-    kind, *split = request.param.split()
-    args = (*ARGS, "--no-kv-unified") if split else ARGS
-    with product(engine_path, tiny_model(kind), tmp_path, *options, args=args) as proxy:
-        yield proxy
 
 
 @pytest.fixture
@@ -39,26 +29,10 @@ def plain(engine_path: Path, tmp_path: Path) -> Iterator[Product]:
         yield proxy
 
 
-def tokens(n: int, seed: int) -> list[int]:
-    return [random.Random(seed * 7919 + i).randrange(300, 40000) for i in range(n)]
-
-
-def fork(proxy: Product, parent: object, prefix: list[int], **body: object) -> dict[str, Any]:
-    reply = proxy.http.post(f"/polykv/pools/{parent}/fork", json={"tokens": prefix, **body})
-    assert reply.status_code == 201, reply.text
-    return reply.json()
-
-
-def ask(proxy: Product, prompt: list[int], n: int = 4, **body: object) -> Reply:
-    reply = proxy.http.post("/completion", json=request_body(prompt, n, **body))
-    assert reply.status_code == 200, reply.text
-    return Reply(200, reply.json(), {**reply.headers, "x-polykv-shared": reply.headers.get("x-cached-prefix-tokens", "0")})
-
-
 def right(proxy: Product, pool: dict[str, Any], prefix: list[int], floor: float) -> None:
     """A request on the pool shares all of it and is answered as a fresh prefill is."""
     prompt = [*prefix, 11, 12, 13]
-    reply = ask(proxy, prompt, pool_id=pool["pool_id"])
+    reply = proxy.ask(prompt, pool_id=pool["pool_id"])
     assert reply.n_shared == len(prefix)
     assert_equal(reply, proxy.engine.fresh(prompt), floor)
 
@@ -75,42 +49,13 @@ def sums_up(proxy: Product) -> list[dict[str, Any]]:
     return pools
 
 
-def test_every_node_answers_as_a_fresh_prefill(any_class: Product) -> None:
-    """A chain of eight and a dozen siblings, branched at odd places, on each memory class; also after evict and rebuild."""
-    proxy = any_class
-    floor = noise_floor(proxy.engine)
-    chain = [(proxy.pool(tokens=tokens(33, 1)), tokens(33, 1))]
-    for depth, n in enumerate((1, 2, 31, 32, 33, 7, 64), start=2):
-        parent, prefix = chain[-1]
-        longer = [*prefix, *tokens(n, depth)]
-        chain.append((fork(proxy, parent["pool_id"], longer), longer))
-    top, prefix = chain[3]
-    siblings = []
-    for n in range(12):
-        at = max(1, len(prefix) - 7 * n)
-        branch = [*prefix[:at], *tokens(5 + n, 50 + n)]
-        siblings.append((fork(proxy, top["pool_id"], branch, branch_pos=at), branch))
-        assert siblings[-1][0]["branch_pos"] == at
-    for pool, held in (*chain[::3], chain[-1], *siblings[::4]):
-        assert pool["n_shared"] <= pool["branch_pos"]
-        right(proxy, pool, held, floor)
-    proxy.settled()
-    assert proxy.http.post(f"/polykv/pools/{chain[0][0]['pool_id']}/flush").status_code == 200
-    assert proxy.engine.state()["seqs"] == []
-    for pool, held in (chain[-1], siblings[5]):
-        right(proxy, pool, held, floor)
-    proxy.settled()
-    assert proxy.http.delete(f"/polykv/pools/{chain[0][0]['pool_id']}?recursive=1").status_code == 200
-    assert (proxy.get("/polykv/pools")["pools"], proxy.engine.state()["seqs"]) == ([], [])
-
-
 def test_a_chain_is_zero_copy_on_plain_attention(plain: Product) -> None:
     """Each fork shares exactly its branch position and adds exactly its own cells."""
     root = tokens(300, 1)
     pool = plain.pool(tokens=root)
     for at, n in ((300, 1), (257, 40), (256, 1), (33, 5)):
         before = plain.engine.used_cells()
-        child = fork(plain, pool["pool_id"], [*root[:at], *tokens(n, 1000 + at)], branch_pos=at)
+        child = plain.fork(pool["pool_id"], tokens=[*root[:at], *tokens(n, 1000 + at)], branch_pos=at)
         assert child["n_shared"] == at
         assert plain.engine.used_cells() - before == n
     assert [pool["own_kv_bytes"] > 0 for pool in sums_up(plain)] == [True] * 5
@@ -151,7 +96,7 @@ def test_idle_pools_make_room_in_the_window_cache_too(engine_path: Path, tmp_pat
         root = tokens(200, 1)
         top = proxy.pool(tokens=root)["pool_id"]
         for n in range(20):
-            fork(proxy, top, [*root[:128], 900 + n, 5], branch_pos=128)
+            proxy.fork(top, tokens=[*root[:128], 900 + n, 5], branch_pos=128)
         state = proxy.engine.state()
         assert state["cells"]["used"] < 400
         assert 10 < len(state["seqs"]) < 21
@@ -163,7 +108,7 @@ def test_compaction_frees_cells_and_answers_right(plain: Product) -> None:
     system = tokens(64, 1)
     work = plain.pool(tokens=[*system, *tokens(500, 2)])
     for session in "ab":
-        ask(plain, [*system, *tokens(500, 2), 5], pool_id=work["pool_id"], session_id=session)
+        plain.ask([*system, *tokens(500, 2), 5], pool_id=work["pool_id"], session_id=session)
     plain.settled()
     before = plain.engine.used_cells()
     short = [*system, *tokens(30, 3)]
@@ -172,7 +117,7 @@ def test_compaction_frees_cells_and_answers_right(plain: Product) -> None:
     assert (reply.json()["n_shared"], reply.json()["compacted"]["released"]) == (64, [work["pool_id"]])
     right(plain, reply.json(), short, floor)
     for session in "ab":
-        assert ask(plain, [*short, 6], pool_id=reply.json()["pool_id"], session_id=session).n_shared == len(short)
+        assert plain.ask([*short, 6], pool_id=reply.json()["pool_id"], session_id=session).n_shared == len(short)
     sums_up(plain)
     assert plain.engine.used_cells() < before / 2
 
@@ -198,11 +143,11 @@ def test_random_lives_add_up_on_the_real_engine(plain: Product) -> None:
         if kind == "fork":
             plain.http.post(f"{url}/fork", json={"tokens": [*prefix[: dice.randrange(1, len(prefix) + 1)], *tail]})
         elif kind == "ask":
-            reply = ask(plain, [*prefix, *tail], pool_id=pool["pool_id"], **session)
+            reply = plain.ask([*prefix, *tail], pool_id=pool["pool_id"], **session)
             if step % 5 == 0:
                 assert_equal(reply, plain.engine.fresh([*prefix, *tail]), floor)
         elif kind == "plain":
-            ask(plain, tail, 2)
+            plain.ask(tail, 2)
         elif kind == "snap" and session:
             plain.http.post(f"{url}/fork", json={"from_session": session["session_id"]})
         elif kind == "end" and session:

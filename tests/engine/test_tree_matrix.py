@@ -19,13 +19,11 @@ import pytest
 from tests.engine.columns import LONG_ROOT, REAL, Column, full, pairwise
 from tests.engine.driver import Engine, Reply
 from tests.engine.judge import assert_equal, noise_floor
-from tests.engine.tree import CHAIN, Node, Tree, shape, tokens
+from tests.engine.tree import CHAIN, TAILS, Node, Tree, shape, tokens
 
 pytestmark = pytest.mark.engine
 
 FULL = bool(os.environ.get("POLYKV_FULL_MATRIX"))
-TAILS = (1, 2, 31, 32, 33, 255, 256, 257)
-"""Tokens of a request past its pool."""
 MAX_POOLS = 24
 COLUMNS = full() if FULL else pairwise()
 

@@ -19,6 +19,8 @@ CHAIN = (33, 1, 2, 31, 32, 33, 7, 64)
 N_SIBLINGS = 12
 SIBLINGS_OF = 3
 """Where in the chain the siblings leave, each seven tokens before the one before."""
+TAILS = (1, 2, 31, 32, 33, 255, 256, 257)
+"""Tokens of a request past its pool."""
 SNAPSHOTS = (2, 9)
 """Which siblings are made of a session that has generated something, not of tokens."""
 

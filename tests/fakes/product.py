@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.engine.driver import HANG_GUARD_S, Engine, ints
+from tests.engine.driver import HANG_GUARD_S, Engine, Reply, ints, request_body
 from tests.fakes.proxy_process import Served
 
 
@@ -37,6 +37,18 @@ class Product:
         reply = self.http.post("/polykv/pools", json=body)
         assert reply.status_code == 201, reply.text
         return reply.json()
+
+    def fork(self, parent: object, **body: object) -> dict[str, Any]:
+        """Fork a pool and expect it."""
+        reply = self.http.post(f"/polykv/pools/{parent}/fork", json=body)
+        assert reply.status_code == 201, reply.text
+        return reply.json()
+
+    def ask(self, prompt: object, n: int = 4, **body: object) -> Reply:
+        """A greedy completion with log-probs; `n_shared` is what the proxy says."""
+        reply = self.http.post("/completion", json=request_body(prompt, n, **body))
+        assert reply.status_code == 200, reply.text
+        return Reply(200, reply.json(), {**reply.headers, "x-polykv-shared": reply.headers.get("x-cached-prefix-tokens", "0")})
 
     def pool_tokens(self) -> list[int]:
         """Token ids that the engine holds for the only pool there is."""
