@@ -70,11 +70,16 @@ class Column:
         return args
 
     def args(self, folder: Path) -> list[Argument]:
-        """All of it, for an engine with pools."""
-        slots = ["-np", 4] if self.slots == "four" else ["-np", 1, "--context-shift", "--kv-unified-per-slot", 640]
-        cells = "--kv-unified" if self.cells == "unified" else "--no-kv-unified"
+        """All of it, for an engine with pools. The context of a lone slot is 640 tokens, so that it is soon shifted."""
         n_ctx = 16384 if self.model in LONG_ROOT else 4096
-        return [*self.model_args(folder), "-c", n_ctx, cells, *slots, "--cache-ram", self.ram, *self._speculation()]
+        layout: list[Argument] = ["-c", n_ctx, "--no-kv-unified" if self.cells == "split" else "--kv-unified"]
+        if self.slots == "four":
+            slots: list[Argument] = [*layout, "-np", 4]
+        elif self.cells == "split":
+            slots = ["-c", 640, "--no-kv-unified", "-np", 1, "--context-shift"]
+        else:
+            slots = [*layout, "-np", 1, "--context-shift", "--kv-unified-per-slot", 640]
+        return [*self.model_args(folder), *slots, "--cache-ram", self.ram, *self._speculation()]
 
     def _speculation(self) -> list[Argument]:
         if self.speculation == "ngram":
@@ -89,7 +94,7 @@ LONG_ROOT = {"gemma3": 560, "gemma3-swafull": 560}
 """Where a root must be longer than the tree's, to be longer than the model's window."""
 CHOICES: dict[str, Sequence[object]] = {
     "model": ("full", "swa", "swa-swafull", "recurrent", "hybrid"),
-    "cells": ("unified",),
+    "cells": ("unified", "split"),
     "cache": ("f16", "f16-flash", "q8_0"),
     "speculation": ("none", "ngram", "draft"),
     "adapter": (False, True),

@@ -125,9 +125,9 @@ def in_company(case: Case) -> None:
 
 
 def beside_a_shift(case: Case) -> None:
-    """A plain request runs past its slot's context, and the engine shifts that slot; window caches of the stock size cannot."""
-    case.engine.completion(tokens(60, 8), 700, ignore_eos=True, n_probs=0)
-    assert ("slot context shift" in case.engine.log()) is (case.column.model != "swa")
+    """A plain request runs past its slot's context, and the engine shifts that slot; where a window has few cells it cannot."""
+    case.engine.completion(tokens(60, 8), 800, ignore_eos=True, n_probs=0)
+    assert "slot context shift" in case.engine.log() or case.column.model == "swa"
     case.check("after a shift beside it")
 
 

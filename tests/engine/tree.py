@@ -97,19 +97,23 @@ class Tree:
     def path(self, folder: Path, node: Node) -> Path:
         return folder / str(self.nodes.index(node))
 
+    def in_parts(self) -> bool:
+        """Can a node be saved without what its parent holds?"""
+        hello = self.engine.hello()
+        return hello["prefix_sharing"] == "any" and hello["kv"]["unified"]
+
     def save(self, folder: Path, node: Node) -> dict[str, Any]:
-        """The node's own range where memory can be cut, else all of it."""
-        start = node.branch_pos if node.parent and self.engine.hello()["prefix_sharing"] == "any" else 0
-        url = f"/_polykv/v1/seqs/{node.seq}/save"
+        """The node's own range where it can be, else all of it."""
+        url, start = f"/_polykv/v1/seqs/{node.seq}/save", node.branch_pos if self.in_parts() else 0
         return self.engine.http.post(url, json={"path": str(self.path(folder, node)), "from": start}).json()
 
     def restore(self, folder: Path, nodes: Iterable[Node] | None = None) -> None:
+        """From what `save` wrote, parents first."""
         for node in self.nodes if nodes is None else nodes:
-            body: dict[str, Any] = {"path": str(self.path(folder, node))}
-            if node.parent and self.engine.hello()["prefix_sharing"] == "any":
-                body["parent_seq"] = node.parent.seq
+            parent = {"parent_seq": node.parent.seq} if node.parent and self.in_parts() else {}
+            body = {"path": str(self.path(folder, node)), **parent}
             done = self.engine.http.post("/_polykv/v1/seqs/restore", json=body).json()
-            assert done["n_tokens"] == len(node.tokens), done
+            assert done.get("n_tokens") == len(node.tokens), done
             node.seq = done["seq"]
 
     def ask(self, node: Node, tail: list[int], n: int) -> Reply:
