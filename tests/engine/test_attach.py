@@ -76,6 +76,14 @@ def test_prompt_equal_to_the_pool(engine: Engine, floor: float) -> None:
     engine.free(seq)
 
 
+def test_an_empty_prompt_is_too_short_to_share(engine: Engine) -> None:
+    """Whatever the memory class: it is the prompt that has nothing in common, and the reply says that."""
+    seq = engine.materialise(tokens(20, seed=3))
+    reply = engine.attached("", seq)
+    assert (reply.n_shared, reply.n_computed, reply.miss) == (0, 0, "too_short")
+    engine.free(seq)
+
+
 def test_explicit_shared_length_only_lowers(engine: Engine) -> None:
     """`x-polykv-shared` bounds what is taken; memory that cannot be cut back gives what its nearest checkpoint holds."""
     pool = tokens(90, seed=3)

@@ -244,10 +244,10 @@ std::shared_ptr<const polykv_facts> server_context_impl::polykv_get_facts(const 
         return nullptr;
     }
     auto & facts = polykv_slots[slot.id].facts;
-    if (!facts) { // a child: it has the cells of its parent
+    if (!facts) { // a child: it has the cells of its parent; or an empty prompt, which never gets to them
         facts = std::make_shared<polykv_facts>(polykv_facts { slot.id, (int32_t) slot.stats.n_prompt_cached, slot.prompt.share.n, !params.seq.empty(), nullptr, -1.0, params.echo });
         if (facts->has_seq && facts->n_shared == 0) {
-            facts->miss = "memory_class";
+            facts->miss = slot.task->n_tokens() == 0 ? "too_short" : "memory_class";
         }
     }
     if (!is_final) {
