@@ -11,7 +11,7 @@ import pytest
 from polykv_proxy.core.events import SlotEvent, SlotEventKind
 from polykv_proxy.core.pools import SeqRef
 from polykv_proxy.engine.events import EngineEvents, Greeting
-from polykv_proxy.engine.wire import PROTOCOL_MAJOR, Counters, Made, SlotTotals
+from polykv_proxy.engine.wire import PROTOCOL_MAJOR, Counters, Made, SlotState, SlotTotals
 from polykv_proxy.errors import EngineRefusedError
 from tests.contract.conftest import FIRST_REQ, HANG_GUARD_S, Peer
 
@@ -382,6 +382,17 @@ async def test_the_echo_comes_back_and_the_engine_s_keys_win(peer: Peer) -> None
     for bad in ("{", "[1]", json.dumps({"x": "y" * 5000})):
         reply = await peer.complete([100, 101, 102], {"x-polykv-req": next(FIRST_REQ), "x-polykv-echo": bad})
         assert (reply.status_code, "x" in reply.json()["opencoti"]) == (200, False)
+
+
+async def test_a_reply_says_how_much_context_is_left(peer: Peer) -> None:
+    """What the slot could still hold when the request ended: the slot's context less its tokens."""
+    headers = {"x-polykv-req": next(FIRST_REQ), "x-polykv-session": 1101}
+    reply = await peer.complete([100, 101, 102], headers, n_predict=7, ignore_eos=True)
+    slots: list[SlotState] = []
+    async with asyncio.timeout(HANG_GUARD_S):  # a completion's reply may come before the state that shows it
+        while not slots:
+            slots = [slot for slot in (await peer.client.state()).slots if slot.session == 1101 and slot.state == "idle"]
+    assert reply.json()["opencoti"]["ctx_headroom_tokens"] == slots[0].n_ctx - slots[0].n_tokens
 
 
 async def test_a_reason_of_the_proxy_s_own_survives(peer: Peer) -> None:

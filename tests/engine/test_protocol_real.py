@@ -128,7 +128,7 @@ class TestReplies:
         for echo in ("[1]", "{broken", '{"a":"' + "x" * 5000 + '"}'):
             reply = engine.completion([1, 2, 3], 2, engine.attach_headers(x_polykv_echo=echo))
             assert reply.status == 200
-            assert set(reply.body["opencoti"]) == {"session_tps", "cached_prefix_tokens", "miss"}
+            assert set(reply.body["opencoti"]) == {"session_tps", "cached_prefix_tokens", "ctx_headroom_tokens", "miss"}
 
     def test_prompt_array_attaches_each_by_itself(self, engine: Engine) -> None:
         """Two prompts, one matching the pool: the object of each says what it got."""

@@ -146,13 +146,13 @@ def news(now: dict, rows: list[dict], seen: dict) -> dict | None:
     return {**now, "slots": slots}
 
 
-def opencoti(facts: Facts, echo: str | None, *, named: bool) -> dict:
+def opencoti(facts: Facts, echo: str | None, *, named: bool, n_left: int) -> dict:
     """The object that the engine adds to replies of requests with a number. Its keys win."""
     try:
         extra = json.loads(echo) if echo and len(echo) <= 4096 and echo.isascii() else {}
     except ValueError:
         extra = {}
-    own = {"session_tps": None, "cached_prefix_tokens": facts.n_shared}
+    own = {"session_tps": None, "cached_prefix_tokens": facts.n_shared, "ctx_headroom_tokens": n_left}
     if named or "miss" not in extra:
         own["miss"] = facts.miss
     return {**(extra if isinstance(extra, dict) else {}), **own}

@@ -282,7 +282,8 @@ class FakeEngineServer:
         if facts.candidates:  # of the first token; the real engine lists them for every one
             reply["completion_probabilities"] = [{"top_logprobs": facts.candidates}]
         if ask.req:
-            reply["opencoti"] = opencoti(facts, ours.get("x-polykv-echo"), named=ask.seq is not None)
+            n_left = self.engine.n_ctx - facts.n_prompt - len(tokens)
+            reply["opencoti"] = opencoti(facts, ours.get("x-polykv-echo"), named=ask.seq is not None, n_left=n_left)
         return reply
 
     def _keyed(self, request: Request) -> bool:

@@ -168,6 +168,7 @@ json polykv_to_json(server_task_result & result) {
     json obj = facts->echo ? *facts->echo : json::object();
     obj["session_tps"]          = facts->tps < 0 ? json(nullptr) : json(facts->tps);
     obj["cached_prefix_tokens"] = facts->n_shared;
+    obj["ctx_headroom_tokens"]  = facts->n_ctx_left < 0 ? json(nullptr) : json(facts->n_ctx_left);
     if (facts->has_seq || !obj.contains("miss")) {
         obj["miss"] = facts->miss ? json(facts->miss) : json(nullptr); // where nothing was named the caller knows why
     }

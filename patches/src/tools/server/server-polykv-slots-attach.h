@@ -254,6 +254,7 @@ std::shared_ptr<const polykv_facts> server_context_impl::polykv_get_facts(const 
         return facts;
     }
     auto res = std::make_shared<polykv_facts>(*facts);
-    res->tps = slot.stats.n_gen > 1 ? slot.stats.n_gen_tps() : -1.0;
+    res->tps        = slot.stats.n_gen > 1 ? slot.stats.n_gen_tps() : -1.0;
+    res->n_ctx_left = std::max(0, slot.n_ctx - slot.prompt.n_tokens());
     return res;
 }

@@ -74,6 +74,8 @@ struct polykv_facts {
     double       tps  = -1.0; // accepted tokens per second since the first one, < 0 if unknown
 
     std::shared_ptr<const common_json> echo;
+
+    int32_t n_ctx_left = -1; // of the slot's context when the request ended, < 0 before that
 };
 
 // states of memory that cannot be cut back (window, recurrent), by number of tokens, ascending
