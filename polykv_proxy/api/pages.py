@@ -6,10 +6,15 @@ Law: pure; nothing is computed here that the view does not have.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from polykv_proxy.core.ledger import Ledger
+from polykv_proxy.core.savings import Amount, Where, summed
 from polykv_proxy.runtime.rows import PoolRow, StateView, as_json
+from polykv_proxy.runtime.savings import as_object
+
+MOST_POOLS = 100
+"""Listed of one day; its sum has all."""
 
 
 class PoolsPage:
@@ -69,6 +74,24 @@ def tps_text(view: StateView, *, running: bool = False) -> str:
     rows = [as_json(row) for row in view.sessions if not running or row.state != "idle"]
     shown = {"ts": view.ts, "seq": view.seq, "linked": view.linked, **as_json(view.whole), "sessions": rows}
     return json.dumps(shown, separators=(",", ":"), allow_nan=False)
+
+
+def savings_page(view: StateView, days: Mapping[Where, Amount]) -> dict[str, object]:
+    """What pools spared: in all these days, by day, and of each day by pool, those that spared most first."""
+    names = {row.pool_id: row.name for row in view.pools}
+    by_day: dict[str, list[tuple[Where, Amount]]] = {}
+    for where, amount in sorted(days.items()):
+        by_day.setdefault(where.day, []).append((where, amount))
+    shown = [{"day": day, **as_object(summed(rows)), "pools": _of_day(rows, names)} for day, rows in by_day.items()]
+    return {**as_object(summed(days.items())), "days": shown, "seq": view.seq, "ts": view.ts}
+
+
+def _of_day(rows: Iterable[tuple[Where, Amount]], names: Mapping[int, str | None]) -> list[Mapping[str, object]]:
+    pools: dict[int, list[tuple[Where, Amount]]] = {}
+    for where, amount in rows:
+        pools.setdefault(where.pool_id, []).append((where, amount))
+    sums = sorted(((summed(found), pool_id) for pool_id, found in pools.items()), key=lambda one: -one[0].hits.n_tokens)
+    return [{"pool_id": pool_id or None, "name": names.get(pool_id), **as_object(one)} for one, pool_id in sums[:MOST_POOLS]]
 
 
 def capacity_page(ledger: Ledger, view: StateView, update: int) -> dict[str, object]:

@@ -1,4 +1,4 @@
-"""`/polykv/capacity` and `/polykv/health`.
+"""`/polykv/capacity`, `/polykv/savings` and `/polykv/health`.
 
 Law: facts only. Health always answers; its details (last lines of the engine's output, names of pools) are for holders of a key.
 """
@@ -9,8 +9,12 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from polykv_proxy.api.context import ApiContext, key_of
-from polykv_proxy.api.pages import capacity_page
+from polykv_proxy.api.pages import capacity_page, savings_page
+from polykv_proxy.api.queries import whole
 from polykv_proxy.errors import ApiError
+from polykv_proxy.runtime.savings import DAYS
+
+DAYS_SHOWN = 30
 
 _DETAILS = frozenset({"last_lines", "command", "pid"})
 
@@ -27,6 +31,12 @@ def telemetry_routes(context: ApiContext) -> APIRouter:
         if state is None:
             raise ApiError("engine_unavailable", "the engine does not answer", retry_after_s=1)
         return JSONResponse(capacity_page(runtime.hub.ledger, runtime.view.look(hello, state), state.update))
+
+    @router.get("/polykv/savings")
+    async def savings(request: Request) -> Response:
+        days = whole(request, "days", at_least=1)
+        found = await runtime.hub.telemetry.savings.since(min(days or DAYS_SHOWN, DAYS))
+        return JSONResponse(savings_page(runtime.glance.now(), found))
 
     return router
 

@@ -19,6 +19,7 @@ from polykv_proxy.engine.wire import Hello
 from polykv_proxy.errors import ApiError, EngineError, JournalError
 from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.journal import Journal
+from polykv_proxy.runtime.savings import SavingsBook
 from polykv_proxy.runtime.telemetry import Telemetry
 
 log = logging.getLogger("polykv.runtime")
@@ -35,7 +36,7 @@ class Hub:
         self.client = client
         self.journal = journal
         self.clock = clock
-        self.telemetry = Telemetry(ledger, clock)
+        self.telemetry = Telemetry(ledger, clock, SavingsBook(journal, clock))
         self.hello: Hello | None = None
         self.linked = False
         self.absent: str | None = None

@@ -126,6 +126,19 @@ class Journal:
         """Forget answers older than a day."""
         await self._write(lambda db: db.execute("DELETE FROM idempotency WHERE created_ts < ?", (now - IDEMPOTENCY_TTL_S,)))
 
+    async def transact(self, job: Callable[[sqlite3.Connection], object]) -> None:
+        """Write to a table of somebody else's, all or nothing."""
+        await self._write(job)
+
+    async def read(self, job: Callable[[sqlite3.Connection], Result]) -> Result:
+        """Read from a table of somebody else's."""
+
+        def run() -> Result:
+            assert self._db is not None, "the journal is open"
+            return job(self._db)
+
+        return await self._in_worker(run)
+
     async def _in_worker(self, job: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._worker, job)
 

@@ -43,6 +43,17 @@ STEPS = (
     ALTER TABLE pools ADD COLUMN pin_owner TEXT;
     ALTER TABLE pools ADD COLUMN pin_until_ts REAL;
     """,
+    """
+    CREATE TABLE savings (
+        day TEXT NOT NULL,
+        pool_id INTEGER NOT NULL,
+        outcome TEXT NOT NULL,
+        n_requests INTEGER NOT NULL,
+        n_tokens INTEGER NOT NULL,
+        seconds REAL NOT NULL,
+        PRIMARY KEY (day, pool_id, outcome)
+    ) STRICT, WITHOUT ROWID;
+    """,
 )
 
 

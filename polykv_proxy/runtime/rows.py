@@ -50,6 +50,7 @@ class PoolRow:
     n_hits: int
     n_tokens_shared: int
     n_rebuilds: int
+    savings: Mapping[str, object]
     ttl_s: float | None
     created_ts: float
     last_access_ts: float
@@ -104,6 +105,8 @@ class Whole:
     kv_cells_per_stream: int | None
     kv_bytes: int
     other_kv_bytes: int
+    saved_tokens: int
+    saved_s: float
 
 
 @dataclass(frozen=True, slots=True)

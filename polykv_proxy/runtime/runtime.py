@@ -105,6 +105,7 @@ class Runtime:
         for pool, placement in found.pools:
             ledger.restore(pool, placement)
         hub = Hub(ledger, client, journal, clock)
+        await hub.telemetry.savings.load()
         view = View(ledger, hub.telemetry, clock)
 
         def show(pool: Pool) -> Mapping[str, object]:
@@ -137,6 +138,7 @@ class Runtime:
         await self.hub.stop()
         with contextlib.suppress(JournalError):
             await self._save_access()
+            await self.hub.telemetry.savings.write()
         await self.hub.journal.close()
         await self.hub.client.close()
         if self._folder is not None:
@@ -162,6 +164,7 @@ class Runtime:
             await self.pools.maker.room.relieve(LOW_CELLS)
         await self.pools.sweep()
         await self._save_access()
+        await hub.telemetry.savings.sweep()
 
     async def look(self) -> StateView:
         """Everything now, as the engine itself says: what the reply to a verb announced is in it."""

@@ -1,4 +1,4 @@
-"""What the engine and the records say, kept for those who look: live state, speeds, and the news of what changed.
+"""What the engine and the records say, kept for those who look: live state, speeds, savings, and the news of what changed.
 
 Law: only listens. It is told of every happening in the turn in which it happens, waits for nothing, and decides nothing.
 """
@@ -19,12 +19,14 @@ from polykv_proxy.engine.wire import Counters, Hello, State
 from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.live import Live
 from polykv_proxy.runtime.news import News, Topic
+from polykv_proxy.runtime.savings import SavingsBook
 
 
 class Telemetry:
     """The listener of one runtime."""
 
-    def __init__(self, ledger: Ledger, clock: Clock) -> None:
+    def __init__(self, ledger: Ledger, clock: Clock, savings: SavingsBook) -> None:
+        self.savings = savings
         self.news = News(clock, ledger.first_number)
         self.live = Live()
         self.throughput = Throughput()
@@ -66,6 +68,8 @@ class Telemetry:
         book = self._ledger.books.get(event.req)
         held_s = book.held_s if book else 0.0
         self.throughput.saw(event, self._clock.monotonic(), held_s)
+        if event.kind is SlotEventKind.RELEASED:
+            self.savings.note(event, book)
         if not event.fill:
             self._count(event, book, turn_of(event, held_s))
             self.news.publish(Topic.REQUEST, event.kind.value, **self._request(event, book, turn_of(event, held_s)))
@@ -104,6 +108,7 @@ class Telemetry:
         if before is None and after is not None:
             self._tell_pool("created", after)
         elif after is None and before is not None:
+            self.savings.forget(before.pool_id)
             self._tell_pool("released", before)
         elif before is not None and after is not None:
             if before.residency is not after.residency:

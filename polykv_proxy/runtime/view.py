@@ -18,6 +18,7 @@ from polykv_proxy.engine.wire import Hello, SlotState, State
 from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.accounts import Accounts
 from polykv_proxy.runtime.rows import PoolRow, PoolSession, SessionRow, StateView, Whole, as_json
+from polykv_proxy.runtime.savings import as_object
 from polykv_proxy.runtime.telemetry import Telemetry, millis
 
 
@@ -81,6 +82,7 @@ class View:
             n_hits=pool.counts.n_hits,
             n_tokens_shared=pool.counts.n_tokens_shared,
             n_rebuilds=pool.counts.n_rebuilds,
+            savings=as_object(self._telemetry.savings.of_pool(pool.pool_id)),
             ttl_s=pool.ttl_s,
             created_ts=pool.created_ts,
             last_access_ts=pool.last_used_ts,
@@ -131,6 +133,7 @@ class View:
         slots = state.slots if state else []
         active = [row.tps_ewma for row in sessions if row.state == "active" and row.tps_ewma is not None]
         used, total = (state.cells.used, state.cells.total) if state else (0, 0)
+        saved = self._telemetry.savings.of_all().hits
         contexts = [(row.ctx_used, row.ctx_total or 0) for row in sessions]
         return Whole(
             aggregate_tps=speeds.aggregate(),
@@ -148,6 +151,8 @@ class View:
             **_streams(hello, state),
             kv_bytes=accounts.all_bytes(),
             other_kv_bytes=self._other_bytes(accounts),
+            saved_tokens=saved.n_tokens,
+            saved_s=round(saved.seconds, 3),
         )
 
     def _other_bytes(self, accounts: Accounts) -> int:

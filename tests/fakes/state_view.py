@@ -38,6 +38,8 @@ WHOLE = Whole(
     kv_cells_per_stream=None,
     kv_bytes=125,
     other_kv_bytes=5,
+    saved_tokens=400,
+    saved_s=4.0,
 )
 FULL = StateView(
     seq=1,
