@@ -1,4 +1,4 @@
-"""Commands that talk to a running proxy: `pools`, `sessions`, `top`, `doctor`.
+"""Commands that talk to a running proxy: `pools`, `sessions`, `tps`, `top`, `doctor`.
 
 Law: read over HTTP and print; every command works against a remote proxy. Failures are one line on standard error, exit code 1.
 """
@@ -38,6 +38,11 @@ ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="POLYKV_API_KEY"
 Json = Annotated[bool, typer.Option("--json", help="Print the proxy's JSON as it came.")]
 
 _TEXTS = frozenset({"session", "state"})
+_WHO: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
+    "session": lambda session: session["session_id"] or f"(request {session['req'] or '?'})",
+    "pool": lambda session: session["pool_id"],
+    "state": lambda session: session["state"],
+}
 _MARKS = {Level.GOOD: "[green]ok[/]", Level.NOTE: "[cyan]note[/]", Level.WARN: "[yellow]warn[/]", Level.BAD: "[red]off[/]"}
 
 
@@ -45,6 +50,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands."""
     app.command("pools")(pools)
     app.command("sessions")(sessions)
+    app.command("tps")(tps)
     app.command("top")(top)
     app.command("doctor")(doctor)
 
@@ -69,14 +75,36 @@ def sessions(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None,
         return
     _table(
         {
-            "session": lambda session: session["session_id"] or f"(request {session['req'] or '?'})",
-            "pool": lambda session: session["pool_id"],
-            "state": lambda session: session["state"],
+            **_WHO,
             "streams": lambda session: session["n_streams"],
             "slot": lambda session: session["slot"],
             "context": _context,
-            "tokens/s": lambda session: _tps(session.get("tps_last_turn")),
+            "tokens/s": lambda session: _one(session.get("tps_ewma")),
             "last used": lambda session: _ago(session.get("last_used_ts")),
+        },
+        facts["sessions"],
+    )
+
+
+def tps(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None, as_json: Json = False) -> None:
+    """Say how fast a running proxy and each of its sessions are."""
+    facts = _get(_where(url, port), "/polykv/tps?once=1", api_key)
+    if as_json:
+        _print_json(facts)
+        return
+    mean = f" at {_one(facts['mean_active_tps'])} each" if facts["n_active"] else ""
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{_one(facts['aggregate_tps'])} tokens/s: {facts['n_active']} decode{mean}, {facts['n_warming']} warm up")
+    console.print(f"prompts {_one(facts['prompt_tps'])} tokens/s, {facts['saved_tokens']} spared (about {facts['saved_s']:.0f} s)")
+    _table(
+        {
+            **_WHO,
+            "tokens/s": lambda session: _one(session["tps_ewma"]),
+            "last turn": lambda session: _one(session["tps_last_turn"]),
+            "first token": lambda session: _ms(session["ttft_ms"]),
+            "each": lambda session: _ms(session["tpot_ms"]),
+            "prompt/s": lambda session: _one(session["prompt_tps"]),
+            "context": _context,
         },
         facts["sessions"],
     )
@@ -224,8 +252,12 @@ def _context(session: Mapping[str, Any]) -> str:
     return f"{session['ctx_used']}/{total}" if total else ""
 
 
-def _tps(value: float | None) -> str:
+def _one(value: float | None) -> str:
     return "" if value is None else f"{value:.1f}"
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f} ms"
 
 
 def _ago(ts: float | None) -> str:

@@ -76,7 +76,7 @@ def test_top_of_nothing_is_one_line_and_a_code(capsys: pytest.CaptureFixture[str
     assert capsys.readouterr().err.startswith("error: nothing answers at http://127.0.0.1:1 (")
 
 
-@pytest.mark.parametrize("command", ["pools", "sessions", "doctor"])
+@pytest.mark.parametrize("command", ["pools", "sessions", "tps", "doctor"])
 @pytest.mark.parametrize(
     ("options", "env", "where"),
     [
@@ -108,3 +108,29 @@ def test_options_of_the_server_before_a_command_are_not_lost_in_silence() -> Non
     done = CliRunner().invoke(app, ["--port", "99", "pools"])
     assert done.exit_code == 2
     assert "--port before pools is for the server" in " ".join(done.output.replace("│", " ").split())
+
+
+async def test_speeds_are_a_table_for_people_and_json_for_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the proxy says of itself and of each session, figures that are not known left empty; `--json` as it came."""
+    async with rig(tmp_path) as proxy:
+        await proxy.pool(tokens=BASE)
+        for session in ("a", "b"):
+            body = {"prompt": [*BASE, 1], "pool_id": 1, "session_id": session, "n_predict": 30 if session == "a" else 1}
+            await proxy.call("/completion", body)
+        await proxy.settle()
+        proxy.clock.now += 1
+        facts = (await proxy.api.get("/polykv/tps?once=1")).content
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert str(request.url).endswith("/polykv/tps?once=1")
+        return httpx.Response(200, content=facts)
+
+    monkeypatch.setattr(cli_remote.httpx, "Client", lambda **more: CLIENT(**{**more, "transport": httpx.MockTransport(answer)}))
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = CliRunner().invoke(app, ["tps"]).output.splitlines()
+    assert shown[0].endswith("0 decode, 0 warm up")
+    assert "80 spared" in shown[1]
+    assert re.split(r"\s{2,}", shown[2].strip())[3:] == ["tokens/s", "last turn", "first token", "each", "prompt/s", "context"]
+    assert shown[3].split()[:4] == ["a", "1", "idle", "1000.0"]
+    assert shown[4].split()[:3] == ["b", "1", "idle"]
+    assert json.loads(CliRunner().invoke(app, ["tps", "--json"]).output) == json.loads(facts)
