@@ -106,7 +106,7 @@ class Throughput:
         before = self.totals
         for reading in counters.slots:
             self._add(reading)
-            if counters.t_us >= self._event_us.get(reading.slot, 0):
+            if counters.t_us > self._event_us.get(reading.slot, -1):
                 self._follow(reading, now)
         if self._read_us is not None:
             seconds = (counters.t_us - self._read_us) / 1e6
