@@ -29,6 +29,8 @@ class Exchange:
     body: bytes = b""
     arrivals: list[float] = field(default_factory=list)
     total_s: float = 0.0
+    began: float = 0.0
+    """When it was sent, by `time.perf_counter`."""
 
     @property
     def ttft_s(self) -> float:
@@ -68,6 +70,7 @@ class Wire:
             while not reader.complete and (data := connection.recv(1 << 18)):
                 reader.feed(data, time.perf_counter() - begin)
         done = reader.finish()
+        done.began = begin
         if not reader.complete or done.status // 100 != 2:
             raise RuntimeError(f"POST {path} was answered by {done.status}: {done.body[:400].decode(errors='replace')}")
         if b'\ndata: {"error"' in b"\n" + done.body or done.body.startswith(b"error: "):
