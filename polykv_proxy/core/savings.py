@@ -65,7 +65,7 @@ class Savings:
         self._prompt = Pace()
 
     def note(self, event: SlotEvent, book: Book | None, now: float) -> tuple[Where, Amount] | None:
-        """A task was released: what it adds; None for one without a pool, or one that ended before anything was decided."""
+        """A task was released: what it adds; None for one without a pool, or one that left before its prompt was through."""
         n_computed, seconds = max(0, event.n_prompt - event.n_cached), event.us_prompt / 1e6
         if n_computed >= MEASURABLE:
             self._prompt = self._prompt.after(n_computed, seconds)
@@ -97,8 +97,8 @@ class Savings:
 
 
 def _outcome(event: SlotEvent, book: Book | None) -> str | None:
-    """1. Made again for this request; 2. shared; 3. why not, by the engine or by us; 4. cancelled before anybody knew."""
-    if book is None or book.pool_id is None:
+    """1. No pool, or left before its prompt was through; 2. made again for it; 3. shared; 4. why not, by the engine or by us."""
+    if book is None or book.pool_id is None or event.us_prompt <= 0:
         return None
     if event.n_shared > 0:
         return REBUILT if book.rebuilt else HIT

@@ -76,14 +76,16 @@ class TurnTally:
         self.n_cached = 0
         self.n_shared = 0
         self.saved_s = 0.0
-        self._prompt_tps = 0.0
 
     def dropped(self) -> None:
         """A task that never got a slot."""
         self.ended[Reason.DROPPED] += 1
 
-    def released(self, event: SlotEvent, turn: Turn, book: Book | None) -> None:
-        """A task is over. `book` is that of its request, None for requests that named nothing. Prompts count once computed."""
+    def released(self, event: SlotEvent, turn: Turn, book: Book | None, saved_s: float = 0.0) -> None:
+        """A task is over. `book` is that of its request, None for requests that named nothing. Prompts count once computed.
+
+        `saved_s`: about how long what it shared would have taken (savings.py).
+        """
         assert event.kind is SlotEventKind.RELEASED
         self.ended[_word(Reason, event.reason)] += 1
         self.queue_s.add(turn.queue_s)
@@ -94,18 +96,12 @@ class TurnTally:
             return
         self.n_prompt += turn.n_prompt
         self.n_cached += turn.n_cached
-        self._prompt_tps = turn.prompt_tps or self._prompt_tps
         why = why_not_shared(event, book)
         if why is None:
-            self._save(event.n_shared)
+            self.n_shared += event.n_shared
+            self.saved_s += saved_s
         else:
             self.not_shared[why] += 1
-
-    def _save(self, n_shared: int) -> None:
-        """Computing these tokens would have taken as long as others took: those of the same prompt, else of the last one."""
-        self.n_shared += n_shared
-        if self._prompt_tps > 0:
-            self.saved_s += n_shared / self._prompt_tps
 
 
 def why_not_shared(event: SlotEvent, book: Book | None) -> NotShared | None:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 
 from polykv_proxy.core.books import Book
 from polykv_proxy.core.events import SlotEvent
-from polykv_proxy.core.savings import Amount, Savings, Sum, Where, summed
+from polykv_proxy.core.savings import HIT, Amount, Savings, Sum, Where, summed
 from polykv_proxy.errors import JournalError
 from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.journal import Journal
@@ -59,14 +59,15 @@ class SavingsBook:
         for where, amount in await self._journal.read(lambda db: _rows(db.execute(_LIVING))):
             self._of_pool.setdefault(where.pool_id, {})[where] = amount
 
-    def note(self, event: SlotEvent, book: Book | None) -> None:
-        """A task was released."""
+    def note(self, event: SlotEvent, book: Book | None) -> float:
+        """A task was released: about how many seconds a pool spared it."""
         noted = self._savings.note(event, book, self._clock.wall())
         if noted is not None:
             where, amount = noted
             for sums, pool_id in ((self._of_all, 0), (self._of_pool.setdefault(where.pool_id, {}), where.pool_id)):
                 key = Where("", pool_id, where.outcome)
                 sums[key] = sums.get(key, Amount()) + amount
+        return noted[1].seconds if noted is not None and noted[0].outcome == HIT else 0.0
 
     def forget(self, pool_id: int) -> None:
         """A pool is gone: what it spared is in the sum of all, and written down."""

@@ -68,15 +68,15 @@ class Telemetry:
         book = self._ledger.books.get(event.req)
         held_s = book.held_s if book else 0.0
         self.throughput.saw(event, self._clock.monotonic(), held_s)
-        if event.kind is SlotEventKind.RELEASED:
-            self.savings.note(event, book)
+        saved_s = self.savings.note(event, book) if event.kind is SlotEventKind.RELEASED else 0.0
         if not event.fill:
-            self._count(event, book, turn_of(event, held_s))
-            self.news.publish(Topic.REQUEST, event.kind.value, **self._request(event, book, turn_of(event, held_s)))
+            turn = turn_of(event, held_s)
+            self._count(event, book, turn, saved_s)
+            self.news.publish(Topic.REQUEST, event.kind.value, **self._request(event, book, turn))
 
-    def _count(self, event: SlotEvent, book: Book | None, turn: Turn) -> None:
+    def _count(self, event: SlotEvent, book: Book | None, turn: Turn, saved_s: float) -> None:
         if event.kind is SlotEventKind.RELEASED:
-            self.turns.released(event, turn, book)
+            self.turns.released(event, turn, book, saved_s)
         elif event.kind is SlotEventKind.DROPPED:
             self.turns.dropped()
 

@@ -37,7 +37,7 @@ def test_a_hit_spares_its_tokens_and_the_time_that_they_would_have_taken() -> No
 
 def test_before_any_prompt_was_measured_time_is_unknown() -> None:
     """Tokens count, seconds do not."""
-    assert Savings().note(released(n_shared=100, us_prompt=0), book(), NOW) == (Where(DAY, 7, HIT), Amount(1, 100, 0.0))
+    assert Savings().note(released(n_shared=100, us_prompt=9), book(), NOW) == (Where(DAY, 7, HIT), Amount(1, 100, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,8 @@ def test_who_named_no_pool_or_left_too_early_counts_nowhere() -> None:
     savings = measured()
     assert savings.note(released(n_shared=100), Book(1, 1, 0.0), NOW) is None
     assert savings.note(released(n_shared=100), None, NOW) is None
-    assert savings.note(released(us_prompt=0), book(), NOW) is None
+    assert savings.note(released(n_shared=100, us_prompt=0), book(), NOW) is None
+    assert savings.note(released(miss="lora", us_prompt=0), book(), NOW) is None
     assert savings.pending == {}
 
 

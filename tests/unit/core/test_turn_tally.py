@@ -41,12 +41,12 @@ def test_a_prompt_that_was_not_computed_to_its_end_saved_nothing() -> None:
     assert (tally.n_prompt, tally.n_cached, tally.n_shared, tally.ttft_s.count, tally.not_shared.total()) == (0, 0, 0, 0, 0)
 
 
-def test_seconds_saved_are_estimated_by_what_computing_took() -> None:
-    """By the same prompt's speed, by the last known one where all was cached, by nothing before any is known."""
-    whole = replace(OVER, n_cached=100, n_shared=100)
-    assert count(whole).saved_s == 0
-    assert count(OVER).saved_s == pytest.approx(40 * 0.05 / 40)
-    assert count(OVER, whole).saved_s == pytest.approx(140 * 0.05 / 40)
+def test_seconds_that_were_saved_go_with_the_tokens() -> None:
+    """Only of a turn that shared something; how many they are is said by savings.py."""
+    tally = TurnTally()
+    for event in (OVER, replace(OVER, n_cached=0, n_shared=0, miss="too_short")):
+        tally.released(event, turn_of(event), BOOK, 0.5)
+    assert (tally.n_shared, tally.saved_s) == (40, 0.5)
 
 
 def test_hits_never_exceed_lookups() -> None:
