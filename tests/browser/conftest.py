@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 import pytest_asyncio
-from playwright.async_api import Browser, async_playwright
+from playwright.async_api import Browser, async_playwright, expect
 
+expect.set_options(timeout=60_000)  # nothing is timed here: this only ends a test that hangs
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -34,8 +34,9 @@ async def test_running_sessions_have_their_speed_in_the_tree_the_charts_and_the_
             await expect(charts.last).to_have_attribute("aria-label", re.compile(r"now: 2 running, [\d,.]+ to [\d,.]+"))
             assert [await chart.evaluate(INK) for chart in await charts.all()] == [True, True]
             await page.get_by_role("button", name="Table").click()
-            await expect(page.locator(".table tbody tr")).to_have_count(4)
-            await expect(page.locator(".table tbody tr", has_text="active")).to_have_count(2)
+            rows = page.get_by_role("table", name="Sessions").locator("tbody tr")
+            await expect(rows).to_have_count(4)
+            await expect(rows.filter(has_text="active")).to_have_count(2)
         for task in tasks:
             task.cancel()
         proxy.engine.go()
@@ -62,6 +63,24 @@ async def test_events_are_told_newest_first_and_can_be_held(browser: Browser, tm
         assert await lines.all_inner_texts() == shown
         await page.get_by_role("button", name="Pause").click()
         await expect(lines.first).to_have_text("clerk (1) pinned")
+
+
+async def test_what_pools_saved_stands_beside_what_they_did_not(browser: Browser, tmp_path: Path) -> None:
+    """Tokens and requests of today, and the misses by reason; a pool's own in its details."""
+    async with live(tmp_path) as proxy:
+        await proxy.pool(tokens=[5, 6, 7], name="clerk")
+        await proxy.call("/completion", {"prompt": [5, 6, 7, 8], "pool_id": "clerk"})
+        await proxy.call("/completion", {"prompt": [9, 9, 9, 9, 9], "pool_id": "clerk"})
+        await proxy.settle()
+        async with visit(browser, proxy) as page:
+            days = page.get_by_role("table", name="By day").locator("tbody tr")
+            await expect(days).to_have_count(1)
+            await expect(days).to_contain_text(re.compile(r"^\d{4}-\d\d-\d\d3.*1$"))
+            await expect(page.get_by_role("table", name="Misses").locator("tbody")).to_contain_text("token mismatch5")
+            await expect(page.locator(".tile", has_text="tokens saved").locator(".value")).to_have_text("3")
+            await page.locator(".row.pool").click()
+            await expect(page.locator("#detail dl")).to_contain_text("3 tokens, about")
+            await expect(page.locator("#detail dl")).to_contain_text("token mismatch 1")
 
 
 async def test_a_tab_that_nobody_looks_at_lets_go_and_comes_back(browser: Browser, tmp_path: Path) -> None:

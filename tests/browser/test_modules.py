@@ -131,14 +131,15 @@ async def test_events_are_told_in_words(page: Page) -> None:
     script = """const base = {ts: 1, seq: 1, session_id: "a", pool_id: 3, slot: 0, n_prompt: 1200, n_shared: 1100, n_decoded: 31,
             miss: null, reason: null, ttft_ms: 120, tps: 12.34, name: "clerk", parent: 1, prefix_len: 40};
         const tell = (topic, type, more) => m.eventWords({...base, topic, type, ...more});
-        return [tell("pool", "created"), tell("pool", "evicted", {name: null, reason: "on request"}), tell("session", "opened"),
+        return [tell("pool", "created"), tell("pool", "evicted", {name: null, reason: "evicted on request"}),
+            tell("session", "opened"),
             tell("request", "first_token"), tell("request", "finished", {reason: "limit"}),
             tell("engine", "lost", {reason: "exit 1"}),
             m.eventWords({topic: "peer", type: "left", ts: 1, seq: 2, pid: 77, extra: {a: 1}})];"""
     assert await run(page, "event_words", script) == [
         "clerk (3) created, 40 tokens below pool 1",
-        "pool 3 evicted: on request",
-        "a opened, pool 3",
+        "pool 3 evicted on request",
+        "session a opened, pool 3",
         "a first token, pool 3, slot 0: 1,100 of 1,200 from the pool, after 120 ms",
         "a finished, pool 3, slot 0: 31 tokens at 12.3 tok/s, limit",
         "engine lost: exit 1",

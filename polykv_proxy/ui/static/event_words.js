@@ -33,12 +33,13 @@ export function eventWords(event) {
 function poolWords({ type, pool_id, name, parent, prefix_len, reason }) {
   const what = name ? `${name} (${pool_id})` : `pool ${pool_id}`;
   const more = type === "created" ? `, ${count(prefix_len)} tokens${parent === null ? "" : ` below pool ${parent}`}` : "";
+  if (reason?.startsWith(type)) return `${what} ${reason}`;
   return `${what} ${type}${more}${reason ? `: ${reason}` : ""}`;
 }
 
 /** @param {HappenedEvent} event */
 function sessionWords({ type, session_id, pool_id }) {
-  return `${session_id} ${type}${pool_id === null ? "" : `, pool ${pool_id}`}`;
+  return `session ${session_id} ${type}${pool_id === null ? "" : `, pool ${pool_id}`}`;
 }
 
 /** @param {HappenedEvent} event */

@@ -4,7 +4,7 @@
  * Law: pure.
  */
 
-import { ago, bytes, clock, count, duration, KEPT_BY, RESIDENCIES, rate, UNKNOWN } from "./words.js";
+import { ago, bytes, clock, count, duration, KEPT_BY, plural, RESIDENCIES, rate, UNKNOWN } from "./words.js";
 
 /** @param {any} pool @param {number} now @returns {[string, string][]} */
 export function poolFacts(pool, now) {
@@ -28,7 +28,11 @@ export function poolFacts(pool, now) {
       "Requests",
       `${count(pool.n_queries)}, ${count(pool.n_hits)} hit, ${count(pool.n_rebuilds)} rebuilt it, ${count(pool.n_running)} running`,
     ],
-    ["Tokens saved", count(pool.n_tokens_shared)],
+    [
+      "Saved",
+      `${count(pool.savings.n_tokens)} tokens, about ${duration(pool.savings.seconds)}, in ${plural(pool.savings.n_requests, "request")}`,
+    ],
+    ["Misses", missWords(pool.savings.misses)],
     ["Used", ago(pool.last_access_ts, now)],
     ["Made", `${ago(pool.created_ts, now)} from ${pool.source}`],
     ["Time to live", pool.ttl_s === null ? "no end" : duration(pool.ttl_s)],
@@ -46,4 +50,10 @@ export function sessionFacts(session) {
     ["Context", `${count(session.ctx_used)} of ${count(session.ctx_total)}, room for ${count(session.ctx_headroom_tokens)}`],
     ["Own KV", bytes(session.marginal_kv_bytes)],
   ];
+}
+
+/** @param {Record<string, any>} misses by reason */
+function missWords(misses) {
+  const found = Object.entries(misses).map(([reason, { n_requests }]) => `${reason.replaceAll("_", " ")} ${count(n_requests)}`);
+  return found.join(", ") || "none";
 }

@@ -9,6 +9,7 @@ import { LiveStream, rest } from "./stream.js";
 
 const LOOK_MS = 2_000;
 const BREATH_MS = 150;
+const SAVINGS_MS = 30_000;
 const UNSEEN_MS = 60_000;
 const UNAUTHORIZED = 401;
 const NOT_IMPLEMENTED = 501;
@@ -21,6 +22,7 @@ export class Feed {
   /** @type {AbortController | null} from start to stop */
   #life = null;
   #changed = false;
+  #savingsAt = 0;
   #wake = () => {};
   /** @type {number | undefined} */
   #unseen;
@@ -41,6 +43,7 @@ export class Feed {
   start() {
     this.stop();
     this.#etag = "";
+    this.#savingsAt = 0;
     this.#life = new AbortController();
     this.#store.link("connecting");
     for (const stream of this.#streams) stream.start();
@@ -99,8 +102,15 @@ export class Feed {
 
   /** @param {AbortSignal} life */
   async #look(life) {
-    const [health, pools] = await Promise.allSettled([this.#api.get("health"), this.#api.get("pools", this.#etag)]);
+    const due = Date.now() - this.#savingsAt > SAVINGS_MS;
+    const [health, pools, savings] = await Promise.allSettled([
+      this.#api.get("health"),
+      this.#api.get("pools", this.#etag),
+      due ? this.#api.get("savings") : null,
+    ]);
     if (life.aborted) return;
+    if (due) this.#savingsAt = Date.now();
+    if (savings.status === "fulfilled" && savings.value) this.#store.put({ savings: savings.value.body });
     if (health.status === "fulfilled") this.#store.put({ health: health.value?.body });
     if (pools.status === "fulfilled") this.#listed(pools.value);
     else this.#failed(pools.reason);

@@ -12,6 +12,7 @@ import { Detail } from "./detail.js";
 import { byId } from "./dom.js";
 import { Feed } from "./feed.js";
 import { LogView } from "./log_view.js";
+import { SavingsView } from "./savings_view.js";
 import { Status } from "./status.js";
 import { Store } from "./store.js";
 import { Tiles } from "./tiles.js";
@@ -51,6 +52,7 @@ const detail = new Detail(store, api, new Actions(api, say), (key) => {
   tree.focus(key);
 });
 new LogView(store);
+new SavingsView(byId("savings"), store);
 chartLibrary().then((Chart) => new Charts(byId("charts"), store, Chart));
 
 byId("key").addEventListener("click", unlock);

@@ -17,6 +17,7 @@ const HISTORY_S = 300;
  * @property {string} refused why there are no pools at all, empty when there are
  * @property {any[]} pools of `/polykv/pools`
  * @property {any} tree the rest of that answer
+ * @property {any} savings of `/polykv/savings`, null until the first of it
  * @property {any} tps null until the first of `/polykv/tps`
  */
 
@@ -31,6 +32,7 @@ export class Store {
     pools: [],
     tree: {},
     tps: null,
+    savings: null,
   };
   /** @type {any[]} newest last */
   events = [];

@@ -6,7 +6,7 @@
 
 import { el, setText } from "./dom.js";
 import { Gauge } from "./gauge.js";
-import { count, plural, rate, sum } from "./words.js";
+import { count, duration, plural, rate } from "./words.js";
 
 /** @typedef {{title: string, value: (store: Store) => string, note: (store: Store) => string}} Tile */
 /** @typedef {import("./store.js").Store} Store */
@@ -24,7 +24,7 @@ const TILES = [
     value: ({ facts }) => count(facts.pools.filter((pool) => pool.residency === "resident").length),
     note: poolsNote,
   },
-  { title: "Prompt tokens saved", value: ({ facts }) => count(sum(facts.pools, "n_tokens_shared")), note: hitsNote },
+  { title: "Prompt tokens saved", value: ({ facts }) => count(facts.tps?.saved_tokens), note: savedNote },
 ];
 
 export class Tiles {
@@ -48,9 +48,7 @@ export class Tiles {
 
 /** @param {Store} store */
 function sessionsNote({ facts, sessions }) {
-  return facts.tps
-    ? `${count(facts.tps.n_warming)} warming, ${plural(sessions.length, "session")} in all`
-    : plural(sessions.length, "session");
+  return facts.tps ? `of ${count(sessions.length)}, ${count(facts.tps.n_warming)} warming` : plural(sessions.length, "session");
 }
 
 /** @param {Store} store */
@@ -60,6 +58,6 @@ function poolsNote({ facts }) {
 }
 
 /** @param {Store} store */
-function hitsNote({ facts }) {
-  return `${count(sum(facts.pools, "n_hits"))} of ${plural(sum(facts.pools, "n_queries"), "request")} hit`;
+function savedNote({ facts }) {
+  return `about ${duration(facts.tps?.saved_s)} of computing`;
 }

@@ -107,7 +107,9 @@ function childrenOf(pools, sessions) {
 
 /** @param {import("./store.js").Session} session @param {any} pool */
 function span(session, pool) {
-  const from = session.n_shared ?? pool?.prefix_len ?? 0;
+  const end = pool?.prefix_len ?? 0;
+  if (session.resident === false) return { from: end, to: end };
+  const from = session.n_shared ?? end;
   return { from, to: Math.max(from, session.ctx_used ?? from + (session.suffix_n_tokens ?? 0)) };
 }
 

@@ -114,7 +114,7 @@ export class TreeView {
     const goes = this.#target(event.key, at, row);
     if (goes !== null) this.focus(this.#rows[Math.min(Math.max(goes, 0), this.#rows.length - 1)].key);
     else if (event.key === "ArrowRight" || event.key === "ArrowLeft") this.#toggle(row, event.key === "ArrowRight");
-    else if ((event.key === "Enter" || event.key === " ") && row.kind !== "group") this.#choose(row);
+    else if (event.key === "Enter" || event.key === " ") this.#press(row);
     else return;
     event.preventDefault();
   }
@@ -157,7 +157,13 @@ export class TreeView {
     const row = this.#rows.find((one) => one.key === node?.getAttribute("data-key"));
     if (!row) return;
     this.#current = row.key;
-    if (target.closest(".twist") || row.kind === "group") this.#toggle(row, row.open === false);
+    if (target.closest(".twist")) this.#toggle(row, row.open === false);
+    else this.#press(row);
+  }
+
+  /** @param {import("./tree.js").Row} row */
+  #press(row) {
+    if (row.kind === "group") this.#toggle(row, row.open === false);
     else this.#choose(row);
   }
 
@@ -196,7 +202,8 @@ function draw(node, row) {
   setStyle(node, "--level", String(row.level - 1));
   setStyle(node, "--from", String(row.from));
   setStyle(node, "--to", String(row.to));
-  const [label, , figures] = node.children;
+  const [label, map, figures] = node.children;
+  setAttribute(map, "class", row.to > row.from ? "map" : "map empty");
   const [, name, unseen, note] = label.children;
   setText(unseen, spoken(row));
   if (row.kind === "group") setText(name, row.it.title);

@@ -17,7 +17,7 @@ from textual.binding import Binding, BindingType
 from textual.widgets import DataTable, Footer, Input, Static
 
 from polykv_proxy.ui.top.paint import BAR_WIDTH, COLUMNS, RIGHT, cells, head
-from polykv_proxy.ui.top.rows import Order, Row, rows_of
+from polykv_proxy.ui.top.rows import Order, Row, fastest, rows_of
 from polykv_proxy.ui.top.snapshot import Snapshot
 
 _HISTORY = 24
@@ -30,7 +30,7 @@ class TopApp(App[None]):
     """`look` gives a snapshot each time it is awaited; `where` is shown as the proxy's address."""
 
     CSS = """
-    #head { height: auto; padding: 0 1; }
+    #head { height: auto; padding: 0 1; text-wrap: nowrap; text-overflow: ellipsis; }
     DataTable { height: 1fr; }
     #words { display: none; border: none; height: 1; padding: 0 1; }
     #words.open { display: block; }
@@ -146,12 +146,12 @@ class TopApp(App[None]):
 
     def _draw(self) -> None:
         self._draw_head()
-        before, fastest = self._rows, self._fastest
+        before, scale = self._rows, self._fastest
         self._rows = rows_of(self._snapshot, self._order, self._words, self._folded)
-        self._fastest = max((row.tps or 0.0 for row in self._rows), default=0.0)
+        self._fastest = fastest(self._rows)
         if [row.key for row in before] == [row.key for row in self._rows]:
             for old, row in zip(before, self._rows, strict=True):
-                if old != row or fastest != self._fastest:
+                if old != row or scale != self._fastest:
                     self._update(row)
         else:
             self._replace(before)

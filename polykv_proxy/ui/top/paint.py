@@ -44,7 +44,7 @@ def cells(row: Row, fastest: float, bar_width: int = BAR_WIDTH) -> list[Text]:
         Text("" if row.n_tokens is None else f"{row.n_tokens:,}"),
         Text(size(row.kv_bytes) if row.kv_bytes else ""),
         Text("" if row.tps is None else rate(row.tps)),
-        Text(bar(row.tps or 0.0, fastest, bar_width), colour),
+        Text(bar(row.speed, fastest, bar_width), colour),
         Text(seconds(row.ttft_s)),
         Text(context),
     ]
@@ -68,15 +68,14 @@ def head(snapshot: Snapshot, where: str, history: Sequence[float | None] = (), w
 
 def _speed(snapshot: Snapshot, history: Sequence[float | None]) -> Text:
     tps, tree = snapshot.tps, snapshot.tree
-    n_pools = len(snapshot.pools)
-    saved = sum(pool["n_tokens_shared"] for pool in snapshot.pools)
     return Text.assemble(
         (rate(tps.get("aggregate_tps")), "bold"),
         " tok/s ",
         (spark(history), _BLUE),
         f"  mean {rate(tps.get('mean_active_tps'))}  ",
         f"{tps.get('n_active', 0)} active, {tps.get('n_warming', 0)} warming, {len(snapshot.sessions())} sessions  ",
-        f"{n_pools} pools, ids {tree.get('seq_ids_used', 0)}/{tree.get('seq_ids_max', 0)}  {saved:,} tokens saved",
+        f"{len(snapshot.pools)} pools, ids {tree.get('seq_ids_used', 0)}/{tree.get('seq_ids_max', 0)}  ",
+        f"{tps.get('saved_tokens', 0):,} tokens saved",
     )
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from polykv_proxy.ui.top.paint import COLUMNS, RIGHT, cells, head
-from polykv_proxy.ui.top.rows import rows_of
+from polykv_proxy.ui.top.rows import fastest, rows_of
 from polykv_proxy.ui.top.snapshot import Snapshot
 
 _WIDE = 160
@@ -23,10 +23,10 @@ def show(snapshot: Snapshot, where: str, console: Console | None = None) -> None
     for line in head(snapshot, where):
         console.print(line, soft_wrap=True)
     rows = rows_of(snapshot)
-    fastest = max((row.tps or 0.0 for row in rows), default=0.0)
+    whole = fastest(rows)
     table = Table(box=None, header_style="bold", pad_edge=False)
     for column in COLUMNS:
         table.add_column(column, justify="right" if column in RIGHT else "left", no_wrap=True)
     for row in rows:
-        table.add_row(*cells(row, fastest))
+        table.add_row(*cells(row, whole))
     console.print(table if rows else "no pools and no sessions")

@@ -13,7 +13,7 @@ from polykv_proxy.ui.top.snapshot import Facts, Snapshot, session_key
 
 
 class Order(StrEnum):
-    """How rows are ordered. All but `tree` are flat, the largest first."""
+    """How rows are ordered. All but `tree` are flat, the largest first; by speed those that rest come after those that run."""
 
     TREE = "tree"
     TPS = "tokens per second"
@@ -46,6 +46,11 @@ class Row:
     ttft_s: float | None = None
     ctx_used: int | None = None
     ctx_total: int | None = None
+
+    @property
+    def speed(self) -> float:
+        """Tokens per second now: of a session that rests, none."""
+        return self.tps or 0.0 if self.state != "idle" else 0.0
 
 
 _NOWHERE = Row("group none", Kind.GROUP, "without a pool", "")
@@ -144,6 +149,11 @@ def _has(row: Row, words: str) -> bool:
     return words in f"{row.name} {row.state}{' pinned' if row.pinned else ''}".lower()
 
 
-def _measure(row: Row, order: Order) -> float:
+def _measure(row: Row, order: Order) -> tuple[float, float]:
     found = {Order.TPS: row.tps, Order.KV: row.kv_bytes, Order.CONTEXT: row.ctx_used}.get(order)
-    return -1.0 if found is None else float(found)
+    return row.speed if order is Order.TPS else 0.0, -1.0 if found is None else float(found)
+
+
+def fastest(rows: Sequence[Row]) -> float:
+    """The speed of the fastest row."""
+    return max((row.speed for row in rows), default=0.0)

@@ -10,7 +10,7 @@ from polykv_proxy.ui.top.snapshot import Snapshot
 def pool(number: int, parent: int | None = None, *, sessions: tuple[str, ...] = (), **more: object) -> dict[str, Any]:
     attached = [{"session_id": one, "state": "idle", "suffix_n_tokens": 3, "marginal_kv_bytes": 300} for one in sessions]
     facts = {"pool_id": number, "name": f"p{number}", "parent": parent, "branch_pos": 10 if parent else 0, "prefix_len": 30}
-    kept = {"residency": "resident", "pinned": False, "own_kv_bytes": 1000 * number, "n_tokens_shared": 5}
+    kept = {"residency": "resident", "pinned": False, "own_kv_bytes": 1000 * number}
     return {**facts, **kept, "sessions": attached, **more}
 
 
@@ -28,6 +28,7 @@ def snapshot(*pools: dict[str, Any], sessions: tuple[dict[str, Any], ...] = (), 
         "n_active": 2,
         "n_warming": 0,
         "cells_total": 1000,
+        "saved_tokens": 1234,
         "sessions": list(sessions),
     }
     return Snapshot(**{"health": health, "tree": tree, "tps": tps, **more})

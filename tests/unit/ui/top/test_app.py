@@ -57,7 +57,7 @@ async def test_rows_and_head_follow_the_snapshots() -> None:
         await until(pilot, lambda: len(desk.names) == 4)
         assert desk.names == ["▾ p1", "├── a", "└─▾ p2", "   └── b"]
         assert "12.5 tok/s" in desk.head
-        assert "2 pools, ids 2/16" in desk.head
+        assert "2 pools, ids 2/16  1,234 tokens saved" in desk.head
         await desk.show(pilot, snapshot(pool(1)))
         assert desk.names == ["  p1"]
 

@@ -1,6 +1,6 @@
 """Mirrors ui/top/rows.py: the tree, orders and filters."""
 
-from polykv_proxy.ui.top.rows import Kind, Order, rows_of
+from polykv_proxy.ui.top.rows import Kind, Order, fastest, rows_of
 from tests.unit.ui.top.snapshots import pool, session, snapshot
 
 FOREST = snapshot(
@@ -42,7 +42,10 @@ def test_words_keep_what_is_above_and_below() -> None:
 
 def test_orders_are_flat_with_the_largest_first() -> None:
     """Rows without the figure come last; groups are no rows then."""
-    assert [row.name for row in rows_of(FOREST, Order.TPS)][:3] == ["b", "x", "unnamed request"]
+    resting = session("slept", 99.0, pool_id=4, state="idle")
+    found = rows_of(snapshot(*FOREST.pools, sessions=(*FOREST.tps["sessions"], resting)), Order.TPS)
+    assert [row.name for row in found][:4] == ["b", "x", "unnamed request", "slept"]
+    assert fastest(found) == 9.0
     assert [row.name for row in rows_of(FOREST, Order.KV)][:3] == ["p4", "p2", "p1"]
     assert all(row.kind is not Kind.GROUP and row.lead == "" for row in rows_of(FOREST, Order.CONTEXT))
 
