@@ -41,7 +41,7 @@ async def test_all_else_is_as_it_was(tmp_path: Path) -> None:
 async def test_a_fault_of_ours_ends_a_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """500 is made outside of all routes."""
     async with rig(tmp_path) as proxy, relayed(proxy) as (_, client):
-        monkeypatch.setattr(proxy.runtime.view, "pools", None)
+        monkeypatch.setattr(proxy.runtime, "look", None)
         reply = await client.get("/polykv/pools")
         assert (reply.status_code, reply.json()["error"]["code"]) == (500, "internal_error")
         assert reply.content.endswith(b"}\n")
