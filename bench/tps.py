@@ -111,7 +111,7 @@ def measure(report: Report, options: Options) -> None:
 def plans(quick: bool) -> list[Plan]:
     if quick:
         return [Plan("tiny", tiny_model("full"), 256, [1, 2], 2, 2)]
-    return [Plan("tiny", tiny_model("full"), 4000, [1, 2, 4, 8], 16, 40), Plan("smollm2", smollm2(), 96, [1, 2, 4, 8], 8, 10)]
+    return [Plan("tiny", tiny_model("full"), 3000, [1, 2, 4, 8], 8, 40), Plan("smollm2", smollm2(), 96, [1, 2, 4, 8], 8, 10)]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from polykv_proxy.core.events import Counters, SlotEvent, SlotEventKind, SlotReading, SlotTotals
 from polykv_proxy.core.pace import Pace, Rate
-from polykv_proxy.core.turns import Turn, turn_of
+from polykv_proxy.core.turns import Turn
 
 SAMPLE_US = 10_000
 """Shorter samples wait for more tokens: the average weighs bursts too."""
@@ -37,7 +37,6 @@ class Stream:
 
     owner: int
     slot: int
-    req: int
     generating: bool = False
     n_timed: int = 0
     us: int = 0
@@ -77,27 +76,25 @@ class Throughput:
             del self._speeds[owner]
         self._of_slot, self._event_us, self._last_owner = {}, {}, {}
 
-    def saw(self, event: SlotEvent, now: float, waited_s: float = 0.0) -> Turn | None:
-        """One event; the turn, for `released`. `waited_s`: how long the request was kept before it was sent to the engine."""
+    def saw(self, event: SlotEvent, turn: Turn, now: float) -> None:
+        """One event, and its turn's figures by then."""
         if event.slot < 0:
-            return None
+            return
         self._event_us[event.slot] = max(event.t_us, self._event_us.get(event.slot, 0))
         if event.fill:
-            return turn_of(event) if event.kind is SlotEventKind.RELEASED else None
+            return
         if event.kind in _BEGINS:
-            self._open(event.task, event.slot, event.req, event.session, now)
+            self._open(event.task, event.slot, event.session, now)
         stream = self._streams.get(event.task)
-        turn = turn_of(event, waited_s)
-        if event.kind is SlotEventKind.FIRST_TOKEN and stream is not None:
+        if stream is None:
+            return
+        if event.kind is SlotEventKind.FIRST_TOKEN:
             self._streams[event.task] = replace(stream, generating=True, grew_at=now)
             self._keep(stream.owner, turn)
         elif event.kind is SlotEventKind.RELEASED:
-            if stream is not None:
-                self._fold(event.task, event.n_decoded, event.us_decode, now, final=True)
-                self._keep(stream.owner, turn)
-                self._close(event.task)
-            return turn
-        return None
+            self._fold(event.task, event.n_decoded, event.us_decode, now, final=True)
+            self._keep(stream.owner, turn)
+            self._close(event.task)
 
     def counted(self, counters: Counters, now: float) -> None:
         """One reading of the counters; of another boot it is none."""
@@ -140,10 +137,6 @@ class Throughput:
         """Is a first token out and the task not over?"""
         return any(stream.owner == owner and stream.generating for stream in self._streams.values())
 
-    def unnamed(self) -> list[tuple[int, Stream]]:
-        """Running tasks of no session, by task."""
-        return [(task, stream) for task, stream in self._streams.items() if stream.owner < 0]
-
     def slot_owner(self, slot: int) -> int | None:
         """Whose figures a slot shows: who works there, or did so last."""
         return self._last_owner.get(slot)
@@ -170,17 +163,17 @@ class Throughput:
                 self._close(task)
         if reading.task < 0 or reading.fill:
             return
-        self._open(reading.task, reading.slot, reading.req, reading.session, now)
+        self._open(reading.task, reading.slot, reading.session, now)
         if reading.n_decoded > 0:
             self._fold(reading.task, reading.n_decoded, reading.us_decode, now, final=False)
 
-    def _open(self, task: int, slot: int, req: int, session: int, now: float) -> None:
+    def _open(self, task: int, slot: int, session: int, now: float) -> None:
         if task not in self._streams:
-            owner = session if session > 0 else -1 - task
-            self._drop_unnamed(self._last_owner.get(slot))
-            self._streams[task] = Stream(owner, slot, req, grew_at=now)
+            owner, before = session if session > 0 else -1 - task, self._last_owner.get(slot)
+            self._streams[task] = Stream(owner, slot, grew_at=now)
             self._speeds.setdefault(owner, Speed())
             self._last_owner[slot] = owner
+            self._drop(before, slot)
 
     def _fold(self, task: int, n_decoded: int, us: int, now: float, *, final: bool) -> None:
         """The first token of a turn is free: its time is the prompt's."""
@@ -199,14 +192,15 @@ class Throughput:
         self._speeds[owner] = replace(speed, turn=turn, last_tps=speed.last_tps if turn.tps is None else turn.tps)
 
     def _close(self, task: int) -> None:
-        owner = self._streams.pop(task).owner
-        if owner in self._forgotten and all(stream.owner != owner for stream in self._streams.values()):
-            self._forgotten.discard(owner)
-            self._speeds.pop(owner, None)
+        stream = self._streams.pop(task)
+        self._drop(stream.owner, stream.slot)
 
-    def _drop_unnamed(self, owner: int | None) -> None:
-        """The figures of a request without a session stay until its slot has another one."""
-        if owner is not None and owner < 0 and all(stream.owner != owner for stream in self._streams.values()):
+    def _drop(self, owner: int | None, slot: int) -> None:
+        """Figures go with the last task of an ended session; those of no session stay until their slot has another owner."""
+        if owner is None or any(stream.owner == owner for stream in self._streams.values()):
+            return
+        if owner in self._forgotten or (owner < 0 and self._last_owner.get(slot) != owner):
+            self._forgotten.discard(owner)
             self._speeds.pop(owner, None)
 
 

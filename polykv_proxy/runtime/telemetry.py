@@ -66,11 +66,10 @@ class Telemetry:
     def saw(self, event: SlotEvent) -> None:
         """A slot event came; its book is still open."""
         book = self._ledger.books.get(event.req)
-        held_s = book.held_s if book else 0.0
-        self.throughput.saw(event, self._clock.monotonic(), held_s)
+        turn = turn_of(event, book.held_s if book else 0.0)
+        self.throughput.saw(event, turn, self._clock.monotonic())
         saved_s = self.savings.note(event, book) if event.kind is SlotEventKind.RELEASED else 0.0
         if not event.fill:
-            turn = turn_of(event, held_s)
             self._count(event, book, turn, saved_s)
             self.news.publish(Topic.REQUEST, event.kind.value, **self._request(event, book, turn))
 

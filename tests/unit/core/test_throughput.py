@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from polykv_proxy.core.events import Counters, SlotEvent, SlotEventKind, SlotReading, SlotTotals
 from polykv_proxy.core.throughput import PATIENCE_S, SAMPLE_US, Throughput, mean
-from polykv_proxy.core.turns import turn_of
+from polykv_proxy.core.turns import Turn, turn_of
 
 Kind = SlotEventKind
 BOOT = "boot"
@@ -31,6 +31,12 @@ def meter(boot_id: str = BOOT) -> Throughput:
     return made
 
 
+def saw(made: Throughput, one: SlotEvent, now: float = 0.0) -> Turn:
+    turn = turn_of(one)
+    made.saw(one, turn, now)
+    return turn
+
+
 def read(made: Throughput, t_us: int, *readings: SlotReading, now: float = 0.0, boot_id: str = BOOT) -> None:
     made.counted(Counters(boot_id, t_us, readings), now)
 
@@ -38,7 +44,7 @@ def read(made: Throughput, t_us: int, *readings: SlotReading, now: float = 0.0, 
 def test_a_session_s_pace_is_tokens_after_the_first_by_the_time_since_it() -> None:
     """The first token is free: eleven tokens within a second from the first are ten a second."""
     made = meter()
-    made.saw(event(Kind.LAUNCHED), 0)
+    saw(made, event(Kind.LAUNCHED), 0)
     read(made, 1, reading(n=11, us=SECOND))
     assert made.tps(5, 0) == pytest.approx(10)
     assert made.generating(5)
@@ -47,10 +53,9 @@ def test_a_session_s_pace_is_tokens_after_the_first_by_the_time_since_it() -> No
 def test_between_turns_the_last_figures_stay() -> None:
     """After the release nothing moves, however long nothing happens."""
     made = meter()
-    made.saw(event(Kind.LAUNCHED), 0)
-    made.saw(event(Kind.FIRST_TOKEN, n_decoded=1, us_prompt=SECOND // 2, n_prompt=20, n_cached=10), 0)
-    turn = made.saw(event(Kind.RELEASED, n_decoded=21, us_decode=SECOND, us_prompt=SECOND // 2, n_prompt=20, n_cached=10), 1)
-    assert turn is not None
+    saw(made, event(Kind.LAUNCHED), 0)
+    saw(made, event(Kind.FIRST_TOKEN, n_decoded=1, us_prompt=SECOND // 2, n_prompt=20, n_cached=10), 0)
+    turn = saw(made, event(Kind.RELEASED, n_decoded=21, us_decode=SECOND, us_prompt=SECOND // 2, n_prompt=20, n_cached=10), 1)
     assert (turn.tps, turn.tpot_s, turn.ttft_s, turn.prompt_tps) == (20, 0.05, 0.5, 20)
     assert made.tps(5, 1e9) == pytest.approx(20)
     assert not made.generating(5)
@@ -62,10 +67,10 @@ def test_a_turn_that_starts_keeps_the_figure_of_the_one_before() -> None:
     """In prefill, and at its first token, a session shows what it last had."""
     made = meter()
     for task in (1, 2):
-        made.saw(event(Kind.LAUNCHED, task), 0)
-        made.saw(event(Kind.FIRST_TOKEN, task, n_decoded=1, us_prompt=9), 0)
+        saw(made, event(Kind.LAUNCHED, task), 0)
+        saw(made, event(Kind.FIRST_TOKEN, task, n_decoded=1, us_prompt=9), 0)
         if task == 1:
-            made.saw(event(Kind.RELEASED, task, n_decoded=5, us_decode=SECOND), 0)
+            saw(made, event(Kind.RELEASED, task, n_decoded=5, us_decode=SECOND), 0)
     assert made.tps(5, 0) == pytest.approx(4)
     assert made.speed(5).last_tps == 4  # type: ignore[union-attr]
 
@@ -73,9 +78,8 @@ def test_a_turn_that_starts_keeps_the_figure_of_the_one_before() -> None:
 def test_cancelled_before_the_first_token_there_is_no_figure() -> None:
     """None, not zero and not NaN."""
     made = meter()
-    made.saw(event(Kind.LAUNCHED), 0)
-    turn = made.saw(event(Kind.RELEASED, reason="cancelled", us_queued=7), 0)
-    assert turn is not None
+    saw(made, event(Kind.LAUNCHED), 0)
+    turn = saw(made, event(Kind.RELEASED, reason="cancelled", us_queued=7), 0)
     assert (turn.ttft_s, turn.tps, turn.tpot_s, turn.prompt_tps, turn.queue_s) == (None, None, None, None, 7e-6)
     assert made.tps(5, 0) is None
 
@@ -89,22 +93,21 @@ def test_time_kept_before_the_engine_counts_as_waiting() -> None:
 def test_a_materialisation_is_nobody_s_stream() -> None:
     """It has a prompt rate and neither a pace nor a first token."""
     made = meter()
-    made.saw(event(Kind.LAUNCHED, session=0, fill=True), 0)
+    saw(made, event(Kind.LAUNCHED, session=0, fill=True), 0)
     read(made, 1, SlotReading(0, 1, fill=True))
-    assert made.unnamed() == []
-    turn = made.saw(event(Kind.RELEASED, session=0, fill=True, us_prompt=SECOND, n_prompt=30), 0)
-    assert turn is not None
+    assert made._streams == {}
+    turn = saw(made, event(Kind.RELEASED, session=0, fill=True, us_prompt=SECOND, n_prompt=30), 0)
     assert (turn.prompt_tps, turn.ttft_s) == (30, None)
 
 
 def test_a_row_from_before_an_event_is_old_news() -> None:
     """Rows published before the slot's last event neither end a task that was launched since nor revive one that is over."""
     made = meter()
-    made.saw(event(Kind.LAUNCHED, 1, t_us=100), 0)
+    saw(made, event(Kind.LAUNCHED, 1, t_us=100), 0)
     read(made, 50, SlotReading(0))
     assert made.speed(5) is not None
-    made.saw(event(Kind.FIRST_TOKEN, 1, t_us=200, n_decoded=1), 0)
-    made.saw(event(Kind.RELEASED, 1, t_us=300, n_decoded=3, us_decode=SECOND), 0)
+    saw(made, event(Kind.FIRST_TOKEN, 1, t_us=200, n_decoded=1), 0)
+    saw(made, event(Kind.RELEASED, 1, t_us=300, n_decoded=3, us_decode=SECOND), 0)
     read(made, 250, reading(n=2, us=SECOND // 2))
     assert not made.generating(5)
     assert made.tps(5, 0) == pytest.approx(2)
@@ -113,8 +116,8 @@ def test_a_row_from_before_an_event_is_old_news() -> None:
 def test_a_missed_end_is_seen_in_the_counters() -> None:
     """A slot that works for another task, or for none, has ended the one before."""
     made = meter()
-    made.saw(event(Kind.LAUNCHED, 1), 0)
-    made.saw(event(Kind.FIRST_TOKEN, 1, n_decoded=1), 0)
+    saw(made, event(Kind.LAUNCHED, 1), 0)
+    saw(made, event(Kind.FIRST_TOKEN, 1, n_decoded=1), 0)
     read(made, 10, reading(task=2, session=6, n=3, us=SECOND))
     assert not made.generating(5)
     assert made.generating(6)
@@ -127,9 +130,9 @@ def test_a_request_without_a_session_is_remembered_by_its_slot() -> None:
     """Its figures stay until the slot has another owner, and then nothing is left of it."""
     made = meter()
     for task in range(1, 50):
-        made.saw(event(Kind.LAUNCHED, task, session=0), 0)
-        assert [found for found, _ in made.unnamed()] == [task]
-        made.saw(event(Kind.RELEASED, task, session=0, n_decoded=3, us_decode=SECOND), 0)
+        saw(made, event(Kind.LAUNCHED, task, session=0), 0)
+        assert list(made._streams) == [task]
+        saw(made, event(Kind.RELEASED, task, session=0, n_decoded=3, us_decode=SECOND), 0)
         assert made.slot_owner(0) == -1 - task
         assert made.tps(-1 - task, 0) == pytest.approx(2)
         assert made.speed(-task) is None
@@ -139,13 +142,13 @@ def test_a_request_without_a_session_is_remembered_by_its_slot() -> None:
 def test_an_ended_session_leaves_nothing() -> None:
     """Forgotten at once when idle, with its last task otherwise."""
     made = meter()
-    made.saw(event(Kind.LAUNCHED, 1), 0)
+    saw(made, event(Kind.LAUNCHED, 1), 0)
     made.forget(5)
     assert made.speed(5) is not None
-    made.saw(event(Kind.RELEASED, 1), 0)
+    saw(made, event(Kind.RELEASED, 1), 0)
     assert made.speed(5) is None
-    made.saw(event(Kind.LAUNCHED, 2, session=6), 0)
-    made.saw(event(Kind.RELEASED, 2, session=6), 0)
+    saw(made, event(Kind.LAUNCHED, 2, session=6), 0)
+    saw(made, event(Kind.RELEASED, 2, session=6), 0)
     made.forget(6)
     assert (made.speed(6), made._forgotten) == (None, set())
 
@@ -165,7 +168,7 @@ def test_the_aggregate_counts_tokens_of_all_slots_by_the_engine_s_clock() -> Non
 def test_a_stalled_stream_gets_slower_and_comes_back() -> None:
     """While the next token does not come the figure falls; the token's own time then counts once."""
     made = meter()
-    made.saw(event(Kind.LAUNCHED), 0)
+    saw(made, event(Kind.LAUNCHED), 0)
     read(made, 1, reading(n=21, us=2 * SECOND), now=2)
     assert made.tps(5, 2.2) == pytest.approx(10)
     stalled = made.tps(5, 8)
@@ -178,11 +181,11 @@ def test_a_stalled_stream_gets_slower_and_comes_back() -> None:
 def test_counts_of_a_new_boot_are_added_and_its_tasks_are_new() -> None:
     """Totals go on from where they were; what ran in the old boot is over; readings of the old one count no more."""
     made = meter("a")
-    made.saw(event(Kind.LAUNCHED, 1, session=0), 0)
+    saw(made, event(Kind.LAUNCHED, 1, session=0), 0)
     read(made, 10, reading(n=100, session=0, total=100), boot_id="a")
     read(made, 20, reading(n=150, session=0, total=150), boot_id="a")
     made.boot("b")
-    assert made.unnamed() == []
+    assert made._streams == {}
     read(made, 30, reading(n=999, total=999), boot_id="a")
     read(made, 40, reading(n=7, total=7), boot_id="b")
     assert made.totals.n_decoded == 50 + 7
@@ -226,8 +229,8 @@ def test_whatever_the_engine_says_every_figure_is_finite_or_none(steps: list, ti
     grown = 0
     for n, (step, now) in enumerate(zip(steps, times, strict=False)):
         if isinstance(step, SlotEvent):
-            turn = made.saw(step, now)
-            figures = [turn.queue_s, turn.ttft_s, turn.prompt_tps, turn.tps, turn.tpot_s] if turn is not None else []
+            turn = saw(made, step, now)
+            figures = [turn.queue_s, turn.ttft_s, turn.prompt_tps, turn.tps, turn.tpot_s]
             assert all(value is None or (isfinite(value) and value >= 0) for value in figures)
         elif isinstance(step, list):
             read(made, n, *step, now=now, boot_id="a")
@@ -252,12 +255,12 @@ def test_however_the_readings_fall_tokens_in_are_tokens_out(n_tokens: int, us_ea
     once, often = meter(), meter()
     moments = sorted({int(look * n_tokens) for look in looks} | {n_tokens})
     for made, seen in ((once, [n_tokens]), (often, moments)):
-        made.saw(event(Kind.LAUNCHED), 0)
+        saw(made, event(Kind.LAUNCHED), 0)
         read(made, 0, SlotReading(0, 1, 1, 5))
         for n in seen:
             us = max(1, (n - 1) * us_each) if n else 0
             read(made, us + 1, reading(n=n, us=us), now=us / 1e6)
-        made.saw(event(Kind.RELEASED, t_us=10**12, n_decoded=n_tokens, us_decode=(n_tokens - 1) * us_each), 0)
+        saw(made, event(Kind.RELEASED, t_us=10**12, n_decoded=n_tokens, us_decode=(n_tokens - 1) * us_each), 0)
     assert often.tps(5, 0) == pytest.approx(once.tps(5, 0), rel=1e-9)
     assert often.tps(5, 0) == pytest.approx(1e6 / us_each, rel=1e-9)
     assert often.totals == once.totals
@@ -267,3 +270,12 @@ def test_the_mean_of_nothing_is_nothing() -> None:
     """And of something it is the mean."""
     assert mean([]) is None
     assert mean([1.0, 3.0]) == 2.0
+
+
+def test_a_request_whose_end_was_missed_leaves_nothing() -> None:
+    """Its slot was given to another before anybody said that it was over."""
+    made = meter()
+    for task in range(1, 20):
+        saw(made, event(Kind.LAUNCHED, task, session=0, t_us=task))
+        read(made, 10 * task, reading(task=task, session=0))
+    assert len(made._speeds) == len(made._streams) == 1
