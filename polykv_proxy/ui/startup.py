@@ -69,6 +69,7 @@ class StartupView:
         slots = f", {facts.n_slots} slots" if facts.n_slots else ""
         show(f"  model  {facts.model or 'unknown'}{context}{slots}", markup=False)
         show(f"  pools  {facts.pools}", markup=False)
+        show(f"  page   {url}/polykv/ui", markup=False)
         for warning in facts.warnings:
             show(f"  note   {warning}", markup=False)
         show("  try    " + _try(url + facts.api_prefix, wants_key=facts.wants_key), markup=False)
