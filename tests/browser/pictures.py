@@ -21,8 +21,8 @@ from tests.conftest import ROOT
 from tests.fakes.proxy_process import Served
 from tests.models import smollm2
 
-ARGS = ("-c", "8192", "-np", "8", "-t", "2", "--jinja")
-LOOKS_S = 75
+ARGS = ("-c", "8192", "-np", "8", "-t", "1", "--jinja")
+LOOKS_S = 60
 SIZE = {"width": 1440, "height": 900}
 RULES = """You are an agent of the harbour office. You answer in plain words, you name the rule that you follow, you never promise a
 date that is not in the timetable, and you say so when you do not know. Ships report two hours before they arrive. Berths are given

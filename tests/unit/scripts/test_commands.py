@@ -47,6 +47,8 @@ def test_a_bad_option_is_named(command: list[str], said: str) -> None:
         "fetch_models.sh",
         "fetch_browser.sh",
         "fetch_charts.sh",
+        "check_page",
+        "screenshots",
         "patches",
         "tiny_model",
         "e2e",
