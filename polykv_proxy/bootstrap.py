@@ -23,7 +23,6 @@ from polykv_proxy.api.context import ApiContext
 from polykv_proxy.api.gate import PoolGate
 from polykv_proxy.api.relay import Relay, RelayLimits, RelayProtocol, Routes, UpstreamPool
 from polykv_proxy.cli_doctor import option_findings
-from polykv_proxy.core.ledger import LedgerLimits
 from polykv_proxy.engine import probe
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.engine.facts import ask_facts
@@ -85,9 +84,7 @@ class Proxy:
         prepared, settings = self._prepared, self._settings
         asyncio.get_running_loop().set_exception_handler(loop_errors)
         client = EngineClient(prepared.address, prepared.key, api_key=prepared.engine_key, api_prefix=prepared.api_prefix)
-        limits = LedgerLimits(settings.max_pool_objects, settings.session_ttl_s, settings.pool_grace_s)
-        off = "the proxy was started with --off" if settings.off else None
-        options = RuntimeOptions(prepared.state_dir, limits, declared=prepared.declared, off=off, remedy=prepared.remedy)
+        options = RuntimeOptions.of(settings, prepared.state_dir, prepared.declared, prepared.remedy)
         runtime = await Runtime.start(client, options)
         if not settings.off:
             self._relay.gate = PoolGate(runtime, settings.default_pool, prepared.keys)
@@ -102,7 +99,7 @@ class Proxy:
         if self._metrics is not None:
             context = replace(context, metrics=self._metrics.page, api_prefix=prepared.api_prefix)
         server, serving = self._open(context)
-        self._listen_to_signals()
+        self._listen_to_signals(runtime)
         try:
             code = await self._until_stopped(runtime, serving)
         finally:
@@ -234,14 +231,15 @@ class Proxy:
         await self._engine.stop(at_once=self._hurry.is_set())
         self._pool.drop_idle()
 
-    def _listen_to_signals(self) -> None:
+    def _listen_to_signals(self, runtime: Runtime) -> None:
         for signum in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(signum, self._signalled)
+            asyncio.get_running_loop().add_signal_handler(signum, self._signalled, runtime)
 
-    def _signalled(self) -> None:
+    def _signalled(self, runtime: Runtime) -> None:
         if self._stop.is_set():
             self._hurry.set()
             self._engine.kill()
+            runtime.keeper.hurry()
         self._stop.set()
 
     def _door(self, status: EngineStatus) -> None:

@@ -74,6 +74,7 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
     max_pool_objects: Annotated[int | None, _option("max_pool_objects", panel=_POOLS)] = None,
     pool_grace_s: Annotated[float | None, _option("pool_grace_s", panel=_POOLS)] = None,
     session_ttl_s: Annotated[float | None, _option("session_ttl_s", panel=_POOLS)] = None,
+    kv_disk_bytes: Annotated[str | None, _option("kv_disk_bytes", panel=_POOLS, metavar="SIZE")] = None,
     state_dir: Annotated[Path | None, _option("state_dir", panel=_POOLS)] = None,
     off: Annotated[bool, _option("off", "--off", panel=_POOLS)] = False,
     body_limit_bytes: Annotated[int | None, _option("body_limit_bytes", panel=_TIMES)] = None,

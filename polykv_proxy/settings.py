@@ -14,7 +14,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SecretStr, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    ByteSize,
+    Field,
+    SecretStr,
+    ValidationError,
+    ValidationInfo,
+    ValidatorFunctionWrapHandler,
+    field_validator,
+    model_validator,
+)
 from pydantic_settings import BaseSettings, InitSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from polykv_proxy.core.pools import NAME_RULE, is_pool_number, valid_name
@@ -65,6 +74,11 @@ class Settings(BaseSettings):
     pool_grace_s: float = Field(
         30.0, ge=0, description="Seconds for which a pool is not evicted to make room after the last user of it, or below it, left."
     )
+    kv_disk_bytes: ByteSize | None = Field(
+        None,
+        gt=0,
+        description="Bytes that copies of pools' KV may take on disk, in STATE_DIR/kv, such as 20GiB. Default: no copies.",
+    )
     session_ttl_s: float = Field(600.0, gt=0, description="Seconds after which an idle session ends.")
     body_limit_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, description="Largest body in bytes of routes that are scanned for pools; no limit elsewhere."
@@ -101,6 +115,14 @@ class Settings(BaseSettings):
             return value
         raise ValueError("write auto, or a number from 0 to 255")
 
+    @field_validator("kv_disk_bytes", mode="wrap")
+    @classmethod
+    def _size(cls, value: object, parse: ValidatorFunctionWrapHandler) -> object:
+        try:
+            return parse(value)
+        except ValidationError:
+            raise ValueError("write a size above 0, such as 20GiB or a number of bytes; leave it out for no copies") from None
+
     @field_validator("api_key", "admin_key", "engine_key")
     @classmethod
     def _keys(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
@@ -132,7 +154,7 @@ class Settings(BaseSettings):
                     )
             if self.engine_args:
                 raise ValueError("arguments after -- start an engine, --engine-url uses a running one: give one of them")
-        for name in ("default_pool", "pools"):
+        for name in ("default_pool", "pools", "kv_disk_bytes"):
             if self.off and getattr(self, name) is not None:
                 raise ValueError(f"--off switches pools off, --{name.replace('_', '-')} needs them: give one of them")
         return self

@@ -50,10 +50,12 @@ def health_route(context: ApiContext) -> APIRouter:
     async def health(request: Request) -> Response:
         facts = dict(context.health())
         declared = context.runtime.declared.facts()
+        kv_disk = context.runtime.vault.facts()
         if not context.keys.accepts(key_of(request)):
             facts = {key: value for key, value in facts.items() if key not in _DETAILS}
             declared = {key: value for key, value in declared.items() if key != "pools"} if declared is not None else None
-        return JSONResponse({**facts, "pools": _pools(), "declared": declared})
+            kv_disk = {**kv_disk, "paused": kv_disk["paused"] is not None}
+        return JSONResponse({**facts, "pools": _pools(), "declared": declared, "kv_disk": kv_disk})
 
     def _pools() -> dict[str, object]:
         if hub.absent is not None:

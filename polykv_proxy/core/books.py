@@ -8,17 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from polykv_proxy.core.events import SlotEvent, SlotEventKind
 
 _SETTLES = (SlotEventKind.RELEASED, SlotEventKind.DROPPED)
 
 
+class Brought(StrEnum):
+    """How a pool's KV came back for the request that needed it. A word of the reply."""
+
+    REBUILT = "rebuilt"
+    RESTORED = "restored"
+
+
 @dataclass(frozen=True, slots=True)
 class Book:
     """One request. `n_tasks` is what its body asks for (n, prompt arrays); `done_ts` is the end of its HTTP exchange.
 
-    `active`: a first token is out. `rebuilt`: its pool had no KV and was made again for it, so that nothing was saved.
+    `active`: a first token is out. `brought`: its pool had no KV, and this is how it was brought back for it.
     `held_s`: how long until it could go to the engine. `miss`: why we named no sequence of its pool, which the engine cannot know.
     """
 
@@ -31,7 +39,7 @@ class Book:
     settled_tasks: frozenset[int] = frozenset()
     active: bool = False
     refused: bool = False
-    rebuilt: bool = False
+    brought: Brought | None = None
     held_s: float = 0.0
     miss: str | None = None
     done_ts: float | None = None
@@ -72,11 +80,11 @@ class Books:
         assert book.req not in self._books, "request numbers are not re-used"
         self._books[book.req] = book
 
-    def mark_rebuilt(self, req: int) -> None:
-        """The pool of this request is being made again for it."""
+    def mark_brought(self, req: int, how: Brought) -> None:
+        """The pool of this request is brought back for it."""
         book = self._books.get(req)
         if book is not None:
-            self._books[req] = replace(book, rebuilt=True)
+            self._books[req] = replace(book, brought=how)
 
     def sent(self, req: int, held_s: float, miss: str | None) -> None:
         """The request may go to the engine now."""

@@ -59,10 +59,7 @@ class Boots:
             if pool.residency is Residency.RELEASING:
                 commands += ledger.remove(pool)
             elif placement is not None and placement.boot_id != boot_id:
-                if pool.residency is Residency.RESIDENT:
-                    ledger.displace(pool.pool_id, Residency.LOST, "the engine started anew")
-                else:
-                    ledger.forget_placement(pool.pool_id)
+                ledger.fell(pool.pool_id)
         return commands
 
     def _settle_books(self, snapshot: EngineSnapshot, now: float) -> list[Command]:
@@ -88,7 +85,7 @@ class Boots:
                 ledger.displace(pool.pool_id, Residency.FAILED, MODEL_CHANGED)
         elif pool.residency is Residency.FAILED and pool.reason == MODEL_CHANGED:
             self._tree.put(pool.displaced(Residency.LOST, "its model is back"))
-        elif pool.residency is Residency.LOST and held and placement is not None:
+        elif pool.residency in {Residency.LOST, Residency.SAVED} and held and placement is not None:
             ledger.put_placed(pool, placement)
         elif pool.residency is Residency.RESIDENT and not held:
             self._tree.put(pool.displaced(Residency.LOST, "the engine no longer holds it"))

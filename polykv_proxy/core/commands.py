@@ -34,10 +34,17 @@ class SavePool:
 
 
 @dataclass(frozen=True, slots=True)
+class DropCopy:
+    """Delete the file of a pool that is gone."""
+
+    pool_id: int
+
+
+@dataclass(frozen=True, slots=True)
 class ExpirePool:
     """Release a pool whose `ttl_s` is over."""
 
     pool_id: int
 
 
-Command: TypeAlias = FreeSeq | EndSession | SavePool | ExpirePool
+Command: TypeAlias = FreeSeq | EndSession | SavePool | DropCopy | ExpirePool

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from polykv_proxy.core.attach import Attachment, Wish, decide_attach
-from polykv_proxy.core.books import Book, Books
-from polykv_proxy.core.commands import Command, EndSession, ExpirePool, FreeSeq, SavePool
+from polykv_proxy.core.books import Book, Books, Brought
+from polykv_proxy.core.commands import Command, DropCopy, EndSession, ExpirePool, FreeSeq, SavePool
 from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind
-from polykv_proxy.core.pools import REBUILDABLE, Pool, PoolCounts, PoolTree, Residency, SeqRef, with_tokens
+from polykv_proxy.core.pools import REBUILDABLE, Pool, PoolCounts, PoolTree, Residency, SavedCopy, SeqRef, with_tokens
 from polykv_proxy.core.prefix import Tokens
 from polykv_proxy.core.sessions import Session, SessionLedger
 from polykv_proxy.errors import ApiError
@@ -62,6 +62,8 @@ class Ledger:
         self.facts: EngineFacts | None = None
         self.lineage: dict[SeqRef, tuple[SeqRef | None, int]] = {}
         """Of each sequence of this boot, living or gone: whose cells its first tokens are, and how many."""
+        self.fallen: set[int] = set()
+        """Pools whose KV went with a boot that is over, and which have none again yet."""
         self._placements: dict[int, Placement] = {}
         self._undecided: set[int] = set()
         self._next_req = first_number
@@ -135,14 +137,28 @@ class Ledger:
         """The engine holds a pool's KV there."""
         self.tree.put(pool.placed(at.seq, at.cells, at.base, at.n_shared))
         self.lineage[at.seq] = (at.base, at.n_shared if at.base else 0)
+        self.fallen.discard(pool.pool_id)
 
     def placement(self, pool_id: int) -> Placement | None:
         """Where the pool's KV was last seen."""
         return self._placements.get(pool_id)
 
-    def forget_placement(self, pool_id: int) -> None:
-        """Its KV was in an engine that is no more."""
+    def fell(self, pool_id: int) -> None:
+        """Its KV was in a boot of the engine that is over."""
+        pool = self.tree.get(pool_id)
+        if pool is not None and pool.residency is Residency.RESIDENT:
+            self.tree.put(pool.displaced(Residency.LOST, "the engine started anew"))
         self._placements.pop(pool_id, None)
+        self.fallen.add(pool_id)
+
+    def set_copy(self, pool_id: int, copy: SavedCopy | None) -> list[Command]:
+        """A copy of a pool's KV lies on disk now, or none any more."""
+        pool = self.tree.get(pool_id)
+        if pool is None or pool.copy == copy:
+            return []
+        seen = self._placements.get(pool_id) is not None
+        self.tree.put(pool.with_copy(copy, without=Residency.LOST if seen else Residency.EVICTED))
+        return [SavePool(pool_id)]
 
     def begin_release(self, pool_id: int) -> Pool:
         """Mark a pool releasing, so that nothing new attaches; returns the record as it was.
@@ -174,9 +190,10 @@ class Ledger:
         """The release could not be written down: the pool is what it was."""
         self._undecided.discard(before.pool_id)
         now = self.tree.get(before.pool_id)
-        if now is not None:
-            residency = before.residency if before.seq is None or now.seq is not None else Residency.LOST
-            self.tree.put(replace(now, residency=residency))
+        if now is not None and before.seq is not None and now.seq is None:
+            self.tree.put(now.displaced(Residency.LOST, "its KV went while it was being released"))
+        elif now is not None:
+            self.tree.put(replace(now, residency=before.residency))
 
     def commit_release(self, pool_id: int) -> Releasing:
         """Release for good: at once when nothing runs on it, else when the last book closes. Idle sessions are detached."""
@@ -194,11 +211,13 @@ class Ledger:
         return tuple(sorted(session.session_id for session in attached))
 
     def remove(self, pool: Pool) -> list[Command]:
-        """Forget a pool and give its sequence back."""
+        """Forget a pool, give its sequence back and delete its copy."""
         self._detach_sessions(pool.pool_id, idle_only=False)
         placement = self._placements.pop(pool.pool_id, None)
+        self.fallen.discard(pool.pool_id)
         self.tree.remove(pool.pool_id)
-        return [FreeSeq(placement.seq, placement.boot_id)] if placement is not None else []
+        free: list[Command] = [FreeSeq(placement.seq, placement.boot_id)] if placement is not None else []
+        return [*free, DropCopy(pool.pool_id)] if pool.copy is not None else free
 
     def lose_seq(self, seq: SeqRef, reason: str) -> None:
         """The engine does not hold this sequence any more: its pool is lost."""
@@ -311,12 +330,13 @@ class Ledger:
         pool = self.tree.get(pool_id) if pool_id is not None else None
         if pool is None or pool_id is None:
             return
-        n_shared = 0 if book.rebuilt else event.n_shared
+        n_shared = 0 if book.brought is Brought.REBUILT else event.n_shared
         counts = PoolCounts(
             pool.counts.n_queries + 1,
             pool.counts.n_hits + (1 if n_shared else 0),
             pool.counts.n_tokens_shared + n_shared,
-            pool.counts.n_rebuilds + (1 if book.rebuilt and event.n_shared else 0),
+            pool.counts.n_rebuilds + (1 if book.brought is Brought.REBUILT and event.n_shared else 0),
+            pool.counts.n_restores + (1 if book.brought is Brought.RESTORED and event.n_shared else 0),
         )
         self.tree.put(replace(pool, counts=counts))
         if event.miss == "stale_seq" and event.seq is not None and pool.seq == event.seq and pool.residency is Residency.RESIDENT:

@@ -126,6 +126,11 @@ class Lifetime:
 
     def evict(self, pool_id: int) -> list[Command]:
         """Drop a pool's KV and keep its tokens; nothing to do without KV. ApiError 409 while anything keeps it."""
+        pool = self.evictable(pool_id)
+        return self._evict(pool, "evicted on request") if pool.seq is not None else []
+
+    def evictable(self, pool_id: int) -> Pool:
+        """The pool, when nothing keeps its KV. ApiError 409 names what does."""
         pool = self._living(pool_id)
         uses = Uses(self._ledger)
         children = uses.resident_children(pool_id)
@@ -135,7 +140,13 @@ class Lifetime:
             raise ApiError("pool_has_children", message, param="pool_id", extra={"children": children})
         if keep is not None:
             raise _kept(pool, keep, uses)
-        return self._evict(pool, "evicted on request") if pool.seq is not None else []
+        return pool
+
+    def idle(self, pool_id: int) -> list[int]:
+        """The pools of a subtree that nobody uses or has pinned, leaf first."""
+        uses = Uses(self._ledger)
+        subtree = reversed(self._tree.subtree(self._living(pool_id).pool_id))
+        return [pool.pool_id for pool in subtree if pool.seq is not None and uses.keep(pool) in {None, Keep.CHILDREN}]
 
     def flush(self, pool_id: int) -> Flushed:
         """Evict what is idle of a pool and all below it, leaf first."""
@@ -170,11 +181,15 @@ class Lifetime:
         fresh = spared or (pool.detached_ts is not None and now - pool.detached_ts < self._ledger.limits.pool_grace_s)
         return Keep.GRACE if fresh and keep in {None, Keep.CHILDREN} else keep
 
+    def leaving(self, now: float, *, n_ids: int = 0, n_cells: int = 0, spare: Set[int] = frozenset()) -> list[int]:
+        """The idle pools that would be evicted for that, leaf first."""
+        return [candidate.pool_id for candidate in choose(self.candidates(now, spare), n_ids=n_ids, n_cells=n_cells)]
+
     def retire(
         self, now: float, *, n_ids: int = 0, n_cells: int = 0, spare: Set[int] = frozenset()
     ) -> tuple[list[int], list[Command]]:
         """Evict as many idle pools as that needs: their ids, leaf first, and what follows. Nothing when it cannot be had."""
-        chosen = [candidate.pool_id for candidate in choose(self.candidates(now, spare), n_ids=n_ids, n_cells=n_cells)]
+        chosen = self.leaving(now, n_ids=n_ids, n_cells=n_cells, spare=spare)
         commands: list[Command] = []
         for pool_id in chosen:
             pool = self._tree.get(pool_id)

@@ -63,12 +63,23 @@ class Pin:
 
 @dataclass(frozen=True, slots=True)
 class PoolCounts:
-    """What the engine reported about requests that named the pool. One for which it was rebuilt is no hit and saved nothing."""
+    """What the engine reported about requests that named the pool. One for which it was rebuilt is no hit and saved nothing; one
+    for which its KV was read from disk computed none of it and is a hit.
+    """
 
     n_queries: int = 0
     n_hits: int = 0
     n_tokens_shared: int = 0
     n_rebuilds: int = 0
+    n_restores: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCopy:
+    """A file with the KV of `[start, L)`. With a `start` above 0 the parent's KV gives the rest."""
+
+    n_bytes: int
+    start: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,6 +107,7 @@ class Pool:
     cells: int = 0
     base: SeqRef | None = None
     n_shared: int = 0
+    copy: SavedCopy | None = None
     pin: Pin | None = None
     detached_ts: float | None = None
     reason: str | None = None
@@ -123,8 +135,19 @@ class Pool:
         )
 
     def displaced(self, residency: Residency, reason: str) -> Pool:
-        """This pool without KV in the engine."""
+        """This pool without KV in the engine: `saved` where it would be evicted or lost and has a copy."""
+        if self.copy is not None and residency in REBUILDABLE:
+            residency = Residency.SAVED
         return replace(self, residency=residency, seq=None, cells=0, base=None, n_shared=0, reason=reason)
+
+    def with_copy(self, copy: SavedCopy | None, without: Residency) -> Pool:
+        """This pool with a copy on disk, or with none any more: `without` is what it is then, if it was `saved`."""
+        residency = self.residency
+        if residency in REBUILDABLE and copy is not None:
+            residency = Residency.SAVED
+        elif residency is Residency.SAVED:
+            residency = without
+        return replace(self, copy=copy, residency=residency)
 
 
 def valid_name(name: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import NamedTuple
 
-from polykv_proxy.core.books import Book
+from polykv_proxy.core.books import Book, Brought
 from polykv_proxy.core.events import SlotEvent
 from polykv_proxy.core.pace import Pace
 
@@ -101,5 +101,5 @@ def _outcome(event: SlotEvent, book: Book | None) -> str | None:
     if book is None or book.pool_id is None or event.us_prompt <= 0:
         return None
     if event.n_shared > 0:
-        return REBUILT if book.rebuilt else HIT
+        return REBUILT if book.brought is Brought.REBUILT else HIT
     return event.miss or book.miss

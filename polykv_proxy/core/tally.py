@@ -56,6 +56,8 @@ class Rebuilt(StrEnum):
     """What became of the making of a pool's KV anew."""
 
     MADE = "made"
+    RESTORED = "restored"
+    """Read from disk."""
     FAILED = "failed"
 
 
@@ -68,9 +70,21 @@ class Evicted(StrEnum):
     """Sequence ids or cells had run out, or were about to."""
 
 
+class Copied(StrEnum):
+    """What became of copies of KV on disk."""
+
+    WRITTEN = "written"
+    READ = "read"
+    REFUSED = "refused"
+    """Damaged, foreign or gone: deleted, and the pool was computed."""
+    FAILED = "failed"
+    """Could not be written."""
+
+
 class PoolTally:
     """What became of pools."""
 
     def __init__(self) -> None:
+        self.copies: Counter[Copied] = Counter()
         self.rebuilds: Counter[Rebuilt] = Counter()
         self.evictions: Counter[Evicted] = Counter()

@@ -9,7 +9,7 @@ from collections import Counter
 from enum import StrEnum
 from typing import TypeVar
 
-from polykv_proxy.core.books import Book
+from polykv_proxy.core.books import Book, Brought
 from polykv_proxy.core.events import SlotEvent, SlotEventKind
 from polykv_proxy.core.histogram import Histogram
 from polykv_proxy.core.tally import SHORT_S
@@ -109,7 +109,7 @@ def why_not_shared(event: SlotEvent, book: Book | None) -> NotShared | None:
 
     1. the pool was made again for it. 2. shared: none. 3. named no pool. 4. what the proxy knew. 5. what the engine said.
     """
-    if book is not None and book.rebuilt:
+    if book is not None and book.brought is Brought.REBUILT:
         return NotShared.REBUILT
     if event.n_shared > 0:
         return None

@@ -26,6 +26,7 @@ from polykv_proxy.ports import EngineAddress, Header
 ROOT = "/_polykv/v1"
 CONTROL_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 DRY_TIMEOUT = httpx.Timeout(300.0, connect=5.0)
+FILE_TIMEOUT = httpx.Timeout(None, connect=5.0)
 STREAM_TIMEOUT = httpx.Timeout(30.0, connect=5.0, read=None)
 KEEPALIVE_S = 4.0
 """Shorter than the engine's own 5 s, so that an idle connection is never used while the engine closes it."""
@@ -147,16 +148,14 @@ class EngineClient:
         if not made:
             raise EngineError("the engine ended a materialisation without a result")
 
-    async def save_seq(self, seq: SeqRef, path: Path, start: int, patience_s: float) -> None:
-        """Write the KV of `[start, L)` to a file, whole or not at all. `path` is the engine's: absolute, on its machine."""
-        timeout = httpx.Timeout(patience_s, connect=5.0)
-        await self._call("POST", f"{self._root}/seqs/{seq}/save", json={"path": str(path), "from": start}, timeout=timeout)
+    async def save_seq(self, seq: SeqRef, path: Path, start: int) -> None:
+        """Write the KV of `[start, L)` to a file, whole or not at all. `path` is absolute and the engine's. No time limit."""
+        await self._call("POST", f"{self._root}/seqs/{seq}/save", json={"path": str(path), "from": start}, timeout=FILE_TIMEOUT)
 
-    async def restore_seq(self, path: Path, parent: SeqRef | None, patience_s: float) -> wire.Made:
-        """Make a sequence of such a file; with a `start` above 0 the parent gives the tokens before it."""
+    async def restore_seq(self, path: Path, parent: SeqRef | None) -> wire.Made:
+        """Make a sequence of such a file; with a `start` above 0 the parent gives the tokens before it. No time limit."""
         body = {"path": str(path)} if parent is None else {"path": str(path), "parent_seq": str(parent)}
-        timeout = httpx.Timeout(patience_s, connect=5.0)
-        return _parse(wire.Made, (await self._call("POST", f"{self._root}/seqs/restore", json=body, timeout=timeout)).content)
+        return _parse(wire.Made, (await self._call("POST", f"{self._root}/seqs/restore", json=body, timeout=FILE_TIMEOUT)).content)
 
     @asynccontextmanager
     async def event_stream(

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from polykv_proxy.core import events
 from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind, SlotReading
 from polykv_proxy.core.pools import SeqRef
+from polykv_proxy.core.vault import KvPrices
 
 PROTOCOL_MAJOR = 1
 
@@ -75,6 +76,16 @@ class Hello(_Wire):
     cache_reuse: int = 0
     speculative: bool = False
 
+    @property
+    def cuts_files(self) -> bool:
+        """Can a file hold a part of a sequence, to be restored onto a parent?"""
+        return self.prefix_sharing == "any" and self.kv.unified
+
+    def kv_prices(self) -> KvPrices:
+        """What KV costs."""
+        kv = self.kv
+        return KvPrices(kv.bytes_per_token, kv.bytes_per_token_swa, self.model.n_swa, kv.bytes_recurrent_per_seq)
+
     def facts(self) -> EngineFacts:
         """What decisions depend on."""
         return EngineFacts(
@@ -94,6 +105,7 @@ class SeqState(_Wire):
     seq: str
     n_tokens: int
     cells: int = 0
+    checkpoint_bytes: int = 0
 
 
 class SlotTotals(_Wire):

@@ -85,6 +85,10 @@ SAVED_SECONDS = _counter("polykv_saved_seconds", "Estimate of the seconds of com
 REBUILDS = _counter("polykv_pool_rebuilds", "Pools whose KV was made anew for a request.", "outcome")
 EVICTIONS = _counter("polykv_pool_evictions", "Pools that gave up their KV.", "cause")
 
+DISK_BYTES = _gauge("polykv_disk_bytes", "Bytes of copies of pools' KV on disk.")
+MAX_DISK_BYTES = _gauge("polykv_disk_bytes_max", "Bytes that copies may take; 0 without --kv-disk-bytes.")
+COPIES = _counter("polykv_disk_copies", "Copies of pools' KV, by what became of them.", "outcome")
+
 # -- the proxy and its engine -----------------------------------------------------------------------------------------------
 
 BUILD = _info("polykv_build", "This proxy.", "version")

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from polykv_proxy.core.histogram import Histogram
 from polykv_proxy.core.pools import Residency
-from polykv_proxy.core.tally import Ending, Evicted, PoolTally, Rebuilt, RelayTally, Route
+from polykv_proxy.core.tally import Copied, Ending, Evicted, PoolTally, Rebuilt, RelayTally, Route
 from polykv_proxy.core.turn_tally import NotShared, Reason, TurnTally
 from polykv_proxy.engine.status import EngineState
 from polykv_proxy.observability import catalog
@@ -39,7 +39,7 @@ SLEEPING = "sleeping"
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Plain counts of the runtime."""
+    """Plain figures of the runtime."""
 
     restarts: int = 0
     event_gaps: int = 0
@@ -47,6 +47,7 @@ class Counts:
     journal_errors: int = 0
     replays: int = 0
     in_flight: int = 0
+    kv_disk_max: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +150,9 @@ class ProxyCollector(Collector):
         yield catalog.SAVED_SECONDS.one(self._from.turns.saved_s)
         yield catalog.REBUILDS.each(_all(Rebuilt, self._from.pools.rebuilds))
         yield catalog.EVICTIONS.each(_all(Evicted, self._from.pools.evictions))
+        yield catalog.DISK_BYTES.one(sum(row.saved_bytes for row in view.pools))
+        yield catalog.MAX_DISK_BYTES.one(self._from.counts().kv_disk_max)
+        yield catalog.COPIES.each(_all(Copied, self._from.pools.copies))
 
     def _proxy(self, view: StateView) -> Iterator[Metric]:
         counts, page = self._from.counts(), self._from.engine_page

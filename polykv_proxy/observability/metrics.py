@@ -114,4 +114,5 @@ class Metrics:
             journal_errors=hub.journal.n_errors,
             replays=self._runtime.pools.desk.n_replayed,
             in_flight=self._relay.n_running(),
+            kv_disk_max=self._runtime.vault.limit,
         )

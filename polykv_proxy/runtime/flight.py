@@ -18,11 +18,19 @@ Item = TypeVar("Item")
 class Flight(Generic[Result, Step]):
     """A running task with waiters and a stream of progress steps.
 
-    `keep`: go on when the last waiter leaves. `kept_open`: somebody was told to come back for the outcome.
+    `keep`: go on when the last waiter leaves. `kept_open`: somebody was told to come back for the outcome. `unasked`: begun because
+    there was time for it; it goes on without waiters.
     """
 
-    def __init__(self, work: Callable[[Flight[Result, Step]], Coroutine[Any, Any, Result]], *, keep: bool = False) -> None:
-        self.keep = keep
+    def __init__(
+        self,
+        work: Callable[[Flight[Result, Step]], Coroutine[Any, Any, Result]],
+        *,
+        keep: bool = False,
+        unasked: bool = False,
+    ) -> None:
+        self.keep = keep or unasked
+        self._unasked = unasked
         self.kept_open = False
         self.latest: Step | None = None
         self._waiters = 0
@@ -34,6 +42,11 @@ class Flight(Generic[Result, Step]):
     def done(self) -> bool:
         """Is the work over?"""
         return self._task.done()
+
+    @property
+    def unasked(self) -> bool:
+        """Has nobody asked for this work up to now?"""
+        return self._unasked and not self._waiters
 
     def cancel(self) -> None:
         """Stop the work for everyone."""

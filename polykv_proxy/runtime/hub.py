@@ -11,8 +11,9 @@ import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
-from polykv_proxy.core.commands import Command, EndSession, ExpirePool, FreeSeq, SavePool
+from polykv_proxy.core.commands import Command, DropCopy, EndSession, ExpirePool, FreeSeq, SavePool
 from polykv_proxy.core.ledger import Ledger
+from polykv_proxy.core.rates import Rates
 from polykv_proxy.core.tally import PoolTally
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.engine.wire import Hello
@@ -37,6 +38,7 @@ class Hub:
         self.journal = journal
         self.clock = clock
         self.telemetry = Telemetry(ledger, clock, SavingsBook(journal, clock))
+        self.rates = Rates()
         self.hello: Hello | None = None
         self.linked = False
         self.absent: str | None = None
@@ -46,6 +48,7 @@ class Hub:
         self._queue: asyncio.Queue[Command] = asyncio.Queue()
         self._tasks: set[asyncio.Future[Any]] = set()
         self.on_expire: Callable[[int], Awaitable[None]] | None = None
+        self.on_drop_copy: Callable[[int], Awaitable[None]] | None = None
 
     def start(self) -> None:
         """Begin to run posted commands."""
@@ -132,6 +135,8 @@ class Hub:
                 await self.client.end_session(command.number)
             elif isinstance(command, SavePool):
                 await self.save_pool(command.pool_id)
+            elif isinstance(command, DropCopy) and self.on_drop_copy is not None:
+                await self.on_drop_copy(command.pool_id)
             elif isinstance(command, ExpirePool) and self.on_expire is not None:
                 await self.on_expire(command.pool_id)
         except EngineError as error:

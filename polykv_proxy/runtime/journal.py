@@ -18,7 +18,7 @@ from typing import TypeVar
 import numpy as np
 
 from polykv_proxy.core.ledger import Placement
-from polykv_proxy.core.pools import Pin, Pool, Residency, SeqRef
+from polykv_proxy.core.pools import Pin, Pool, Residency, SavedCopy, SeqRef
 from polykv_proxy.core.prefix import Tokens, as_tokens, from_bytes, hash_prefix, to_bytes
 from polykv_proxy.errors import JournalError, SettingsError
 from polykv_proxy.runtime.journal_schema import NewerJournalError, migrate
@@ -30,20 +30,21 @@ IDEMPOTENCY_TTL_S = 24 * 3600.0
 
 _SAVE = """
     INSERT INTO pools (pool_id, name, parent, branch_pos, own_tokens, prefix_hash, fingerprint, source, ttl_s, created_ts,
-                       last_access_ts, boot_id, seq, cells, base, n_shared, pinned, pin_owner, pin_until_ts)
-    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                       last_access_ts, boot_id, seq, cells, base, n_shared, pinned, pin_owner, pin_until_ts,
+                       copy_bytes, copy_start)
+    VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
     ON CONFLICT (pool_id) DO UPDATE SET last_access_ts = excluded.last_access_ts, ttl_s = excluded.ttl_s,
                        boot_id = excluded.boot_id, seq = excluded.seq, cells = excluded.cells, base = excluded.base,
                        n_shared = excluded.n_shared, pinned = excluded.pinned, pin_owner = excluded.pin_owner,
-                       pin_until_ts = excluded.pin_until_ts
+                       pin_until_ts = excluded.pin_until_ts, copy_bytes = excluded.copy_bytes, copy_start = excluded.copy_start
 """
 _UPDATE = """
     UPDATE pools SET last_access_ts = ?, ttl_s = ?, boot_id = ?, seq = ?, cells = ?, base = ?, n_shared = ?, pinned = ?,
-                     pin_owner = ?, pin_until_ts = ? WHERE pool_id = ?
+                     pin_owner = ?, pin_until_ts = ?, copy_bytes = ?, copy_start = ? WHERE pool_id = ?
 """
 _LOAD = """
     SELECT pool_id, name, parent, branch_pos, own_tokens, prefix_hash, fingerprint, source, ttl_s, created_ts, last_access_ts,
-           boot_id, seq, cells, base, n_shared, pinned, pin_owner, pin_until_ts FROM pools ORDER BY pool_id
+           boot_id, seq, cells, base, n_shared, pinned, pin_owner, pin_until_ts, copy_bytes, copy_start FROM pools ORDER BY pool_id
 """
 
 
@@ -116,6 +117,11 @@ class Journal:
         """Write what may change of a pool that is written down; one that is not, or not any more, stays unwritten."""
         pool_id, *row = _row(pool, placement)
         await self._write(lambda db: db.execute(_UPDATE, (row[9], row[7], *row[10:], pool_id)))
+
+    async def save_uses(self, pools: Sequence[Pool]) -> None:
+        """Write down when pools that are there were last used, all or none."""
+        rows = [(pool.last_used_ts, pool.pool_id) for pool in pools]
+        await self._write(lambda db: db.executemany("UPDATE pools SET last_access_ts = ? WHERE pool_id = ?", rows))
 
     async def drop_pools(self, pool_ids: Sequence[int]) -> None:
         """Remove pools, all or none; unknown ids are fine."""
@@ -261,6 +267,8 @@ def _row(pool: Pool, placement: Placement | None) -> tuple[object, ...]:
         str(placement.base) if placement and placement.base else None,
         placement.n_shared if placement else 0,
         *_pin_row(pool),
+        pool.copy.n_bytes if pool.copy else None,
+        pool.copy.start if pool.copy else 0,
     )
 
 
@@ -292,7 +300,8 @@ def _pool(row: tuple[object, ...], prefixes: dict[int, Tokens]) -> tuple[Pool, P
         branch_pos=branch_pos,
         source=str(source),
         ttl_s=None if ttl_s is None else float(str(ttl_s)),
-        pin=_pin(*rest[5:]),
+        pin=_pin(*rest[5:8]),
+        copy=None if rest[8] is None else SavedCopy(int(str(rest[8])), int(str(rest[9]))),
     )
     return pool, _placement(*rest[:5])
 

@@ -54,6 +54,10 @@ STEPS = (
         PRIMARY KEY (day, pool_id, outcome)
     ) STRICT, WITHOUT ROWID;
     """,
+    """
+    ALTER TABLE pools ADD COLUMN copy_bytes INTEGER;
+    ALTER TABLE pools ADD COLUMN copy_start INTEGER NOT NULL DEFAULT 0;
+    """,
 )
 
 

@@ -20,6 +20,7 @@ from polykv_proxy.core.tally import Evicted
 from polykv_proxy.errors import ApiError, EngineError, JournalError
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.pools import PoolService
+from polykv_proxy.runtime.vault import Vault
 
 log = logging.getLogger("polykv.lifetimes")
 Result = TypeVar("Result")
@@ -37,9 +38,10 @@ class Released:
 class LifetimeService:
     """The verbs. Each runs to its end although its caller leaves."""
 
-    def __init__(self, hub: Hub, pools: PoolService) -> None:
+    def __init__(self, hub: Hub, pools: PoolService, vault: Vault) -> None:
         self._hub = hub
         self._pools = pools
+        self._vault = vault
         self._core = Lifetime(hub.ledger)
 
     async def pin(self, pool_id: int, owner: str | None, lease_s: float | None) -> None:
@@ -71,17 +73,30 @@ class LifetimeService:
             raise ApiError("journal_failed", str(error)) from error
 
     async def evict(self, pool_id: int) -> bool:
-        """Drop a pool's KV and keep its tokens; False when it had none. ApiError 409 while anything keeps it."""
+        """Drop a pool's KV and keep its tokens; False when it had none. ApiError 409 while anything keeps it.
+
+        What is worth it is copied to disk before, and only what is still idle after that is evicted.
+        """
+        return await _whole(self._evict(pool_id))
+
+    async def _evict(self, pool_id: int) -> bool:
+        self._core.evictable(pool_id)
+        await self._vault.keep(pool_id)
         commands = self._core.evict(pool_id)
         self._hub.tally.evictions[Evicted.ASKED] += bool(commands)
-        await _whole(self._run(commands))
+        await self._run(commands)
         return bool(commands)
 
     async def flush(self, pool_id: int) -> Flushed:
-        """Evict what is idle of a subtree."""
+        """Evict what is idle of a subtree, copied to disk before where that is worth it."""
+        return await _whole(self._flush(pool_id))
+
+    async def _flush(self, pool_id: int) -> Flushed:
+        for idle_id in self._core.idle(pool_id):
+            await self._vault.keep(idle_id)
         flushed = self._core.flush(pool_id)
         self._hub.tally.evictions[Evicted.ASKED] += len(flushed.evicted)
-        await _whole(self._run(list(flushed.commands)))
+        await self._run(list(flushed.commands))
         return flushed
 
     async def _run(self, commands: list[Command]) -> None:

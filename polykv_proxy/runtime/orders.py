@@ -74,11 +74,15 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """A pool that is there: 201 when it was made, 200 when one of that name and prefix was there before. `reply` is JSON."""
+    """A pool that is there: 201 when it was made, 200 when one of that name and prefix was there before. `reply` is JSON.
+
+    `restored`: its KV was read from disk.
+    """
 
     pool_id: int
     status: int
     reply: str
+    restored: bool = False
 
 
 PoolFlight = Flight[Made, Step]

@@ -31,6 +31,7 @@ from polykv_proxy.runtime.journal import Reply
 from polykv_proxy.runtime.orders import Made, PoolFlight, PoolSpec, Step
 from polykv_proxy.runtime.prefixes import check_tokens
 from polykv_proxy.runtime.turns import LAST_TURN, LastTurns
+from polykv_proxy.runtime.vault import Vault
 
 log = logging.getLogger("polykv.pools")
 
@@ -38,11 +39,13 @@ log = logging.getLogger("polykv.pools")
 class PoolService:
     """Makes and rebuilds pools. `show` renders a pool for a reply."""
 
-    def __init__(self, hub: Hub, show: Callable[[Pool], Mapping[str, object]], replies: tuple[Reply, ...] = ()) -> None:
+    def __init__(
+        self, hub: Hub, vault: Vault, show: Callable[[Pool], Mapping[str, object]], replies: tuple[Reply, ...] = ()
+    ) -> None:
         self._hub = hub
         self._show = show
         self._flights: dict[int, PoolFlight] = {}
-        self._builder = Builder(hub, self.bring)
+        self._builder = Builder(hub, vault, self.bring)
         self.maker = self._builder.maker
         self.drafts = Drafts(hub, self.find, self.flight)
         self.turns = LastTurns(hub.client)
@@ -271,41 +274,51 @@ class PoolService:
             raise ApiError("conflict", message, param="pool_id")
         return None if pool.residency is Residency.RESIDENT else flight or self.rebuild(pool_id)
 
-    def rebuild(self, pool_id: int) -> PoolFlight:
-        """Begin to bring a pool's KV back, or join the work that does."""
+    def rebuild(self, pool_id: int, *, unasked: bool = False) -> PoolFlight:
+        """Begin to bring a pool's KV back, or join the work that does.
+
+        `unasked`: as long as nobody waits for it, only from disk and only into room that is free.
+        """
         flight = self.flight(pool_id)
         if flight is None:
             pool = self._hub.ledger.begin_rebuild(pool_id)
-            flight = Flight(lambda own: self._rebuild(pool, own))
+            flight = Flight(lambda own: self._rebuild(pool, own), unasked=unasked)
             self._flights[pool_id] = flight
             own = flight
             flight.when_over(lambda: self._rebuild_over(pool_id, own))
         return flight
 
     async def _rebuild(self, pool: Pool, flight: PoolFlight) -> Made:
+        how = Rebuilt.FAILED
         try:
             hello = self._hub.require_engine()
             if hello.model.fingerprint != pool.fingerprint:
                 raise ApiError("conflict", f"pool {pool.pool_id} was made with another model")
-            _, at = await self._builder.compute(pool, flight)
+            at = await self._builder.restore(pool, flight)
+            how = Rebuilt.MADE if at is None else Rebuilt.RESTORED
+            if at is None and flight.unasked:
+                raise ApiError("conflict", f"pool {pool.pool_id} cannot be read from disk; it is computed when it is used")
+            if at is None:
+                _, at = await self._builder.compute(pool, flight)
             self._hub.post(self._hub.ledger.place(pool.pool_id, at))
         except (EngineError, JournalError) as error:
             log.warning("pool %d could not be made again: %s", pool.pool_id, error)
             raise api_error(error, self._hub.hello, n_resident=self._n_resident()) from error
         finally:
-            self._rebuild_over(pool.pool_id, flight)
+            self._rebuild_over(pool.pool_id, flight, how)
         placed = self._tree.get(pool.pool_id)
         if placed is None or placed.residency is not Residency.RESIDENT:
             raise ApiError("engine_unavailable", "the engine went away while the pool was being made again", retry_after_s=1)
-        return self._made(placed, 200)
+        return replace(self._made(placed, 200), restored=how is Rebuilt.RESTORED)
 
-    def _rebuild_over(self, pool_id: int, flight: PoolFlight) -> None:
+    def _rebuild_over(self, pool_id: int, flight: PoolFlight, how: Rebuilt = Rebuilt.FAILED) -> None:
         """In the same turn in which the work ends, so that nobody finds a pool that is being made by nobody; idempotent."""
         if self._flights.get(pool_id) is flight:
             del self._flights[pool_id]
             placed = self._tree.get(pool_id)
             made = placed is not None and placed.residency is Residency.RESIDENT
-            self._hub.tally.rebuilds[Rebuilt.MADE if made else Rebuilt.FAILED] += 1
+            if made or not flight.unasked:
+                self._hub.tally.rebuilds[how if made else Rebuilt.FAILED] += 1
             self._hub.ledger.rebuild_failed(pool_id, "it could not be made again")
 
     async def stop(self) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from polykv_proxy.core.attach import Attachment, Course, Miss, Wish, check_explicit_prefix, decide_attach
+from polykv_proxy.core.books import Brought
 from polykv_proxy.core.pools import Pool
 from polykv_proxy.core.prefix import Tokens
 from polykv_proxy.core.sessions import Session
@@ -33,7 +34,7 @@ class Booked:
     req: int
     attachment: Attachment
     session: Session | None
-    rebuilt: bool = False
+    brought: Brought | None = None
 
 
 class RequestDesk:
@@ -50,41 +51,36 @@ class RequestDesk:
         req = ledger.take_req()
         attachment, session = ledger.admit(req, wish, self._hub.clock.wall())
         try:
-            rebuilt = self._begins_rebuild(req, attachment)
-            attachment = await self._settle(attachment, wish)
+            attachment = await self._settle(req, attachment, wish)
             if wish.explicit_p is not None and attachment.course is Course.ATTACH and attachment.pool is not None:
                 await self._check(attachment.pool, wish.explicit_p, dry_run)
         except BaseException:
             self._hub.post(ledger.abandon(req, self._hub.clock.wall()))
             raise
         ledger.books.sent(req, self._hub.clock.monotonic() - begun, attachment.miss.value if attachment.miss else None)
-        return Booked(req, attachment, session, rebuilt and attachment.course is Course.ATTACH)
+        book = ledger.books.get(req)
+        return Booked(req, attachment, session, book.brought if book and attachment.course is Course.ATTACH else None)
 
-    def _begins_rebuild(self, req: int, attachment: Attachment) -> bool:
-        """Is this the request for which the pool is made again? Those that wait for the same work save what it computes."""
-        pool = attachment.pool
-        begins = attachment.course is Course.REBUILD and pool is not None and self._pools.flight(pool.pool_id) is None
-        if begins:
-            self._hub.ledger.books.mark_rebuilt(req)
-        return begins
-
-    async def _settle(self, attachment: Attachment, wish: Wish) -> Attachment:
+    async def _settle(self, req: int, attachment: Attachment, wish: Wish) -> Attachment:
         if attachment.course not in {Course.WAIT, Course.REBUILD} or attachment.pool is None:
             return attachment
         pool_id = attachment.pool.pool_id
-        miss = await self._bring(pool_id)
+        begins = self._pools.flight(pool_id) is None
+        came = await self._bring(pool_id)
+        if begins and isinstance(came, Brought):  # those that wait for the same work save what it computes
+            self._hub.ledger.books.mark_brought(req, came)
         try:
             again = decide_attach(self._hub.ledger.tree, wish)
         except ApiError:
             again = attachment
         if again.course is Course.ATTACH and again.pool is not None and again.pool.pool_id == pool_id:
             return again
-        return Attachment(Course.UNSHARED, attachment.pool, miss=miss or Miss.REBUILD_FAILED)
+        return Attachment(Course.UNSHARED, attachment.pool, miss=came if isinstance(came, Miss) else Miss.REBUILD_FAILED)
 
-    async def _bring(self, pool_id: int) -> Miss | None:
-        """Wait until the pool is there. The reason when it cannot be."""
+    async def _bring(self, pool_id: int) -> Brought | Miss:
+        """Wait until the pool is there: how it came. The reason when it cannot be."""
         try:
-            await self._pools.bring(pool_id)
+            made = await self._pools.bring(pool_id)
         except ApiError as error:
             log.warning("pool %d: served without it: %s", pool_id, error)
             return Miss.NO_SEQ_IDS if error.code == "pool_seqs_exhausted" else Miss.REBUILD_FAILED
@@ -93,7 +89,7 @@ class RequestDesk:
             if task is not None and task.cancelling():
                 raise
             return Miss.REBUILD_FAILED
-        return None
+        return Brought.RESTORED if made.restored else Brought.REBUILT
 
     async def _check(self, pool: Pool, wanted: int, dry_run: DryRun) -> None:
         try:
@@ -150,8 +146,8 @@ def _echo(booked: Booked) -> dict[str, object]:
         echo["pool_id"] = booked.attachment.pool.pool_id
     if booked.session is not None:
         echo["session_id"] = booked.session.session_id
-    if booked.rebuilt:
-        echo["rebuilt"] = True
+    if booked.brought is not None:
+        echo[booked.brought.value] = True
     if booked.attachment.miss is not None:
         echo["miss"] = booked.attachment.miss.value
     return echo

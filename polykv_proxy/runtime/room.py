@@ -18,6 +18,7 @@ from polykv_proxy.core.tally import Evicted
 from polykv_proxy.engine.wire import State
 from polykv_proxy.errors import ApiError, EngineError, EngineRefusedError, JournalError
 from polykv_proxy.runtime.hub import Hub
+from polykv_proxy.runtime.vault import Vault
 
 log = logging.getLogger("polykv.room")
 
@@ -25,8 +26,9 @@ log = logging.getLogger("polykv.room")
 class Room:
     """Makes room in the engine for one hub. Pools in `spare` stay, though nobody uses them."""
 
-    def __init__(self, hub: Hub) -> None:
+    def __init__(self, hub: Hub, vault: Vault) -> None:
         self._hub = hub
+        self._vault = vault
         self.spare: Set[int] = frozenset()
         self._lifetime = Lifetime(hub.ledger)
 
@@ -56,7 +58,7 @@ class Room:
         """After a refusal: was something evicted, so that another try makes sense? ApiError 429 when all cells are in use."""
         if refused.kind == "no_seq_ids":
             return await self._evict(n_ids=1)
-        if refused.kind != "too_long":
+        if refused.kind not in {"too_long", "no_cells"}:
             return False
         if await self._evict(n_ids=1):
             return True
@@ -67,15 +69,19 @@ class Room:
         """In quiet times: evict an idle pool when less than this part of all cells is free or idle."""
         if not self._shares_cells():
             return
-        state = await self._hub.client.state()
-        if state.cells.total and _available(state) < low_ratio * state.cells.total:
-            await self._evict(n_ids=1)
+        try:
+            state = await self._hub.client.state()
+            if state.cells.total and _available(state) < low_ratio * state.cells.total:
+                await self._evict(n_ids=1)
+        except EngineError as error:
+            log.info("no room was made: %s", error)
 
     def _shares_cells(self) -> bool:
         return self._hub.hello is not None and self._hub.hello.kv.unified
 
     async def _evict(self, *, n_ids: int = 0, n_cells: int = 0) -> bool:
         """Evict by the core's choice; False when there was nothing, or the engine did not take it back."""
+        await self._copy_first(n_ids, n_cells)
         chosen, commands = self._lifetime.retire(self._hub.clock.wall(), n_ids=n_ids, n_cells=n_cells, spare=self.spare)
         taken = bool(chosen)
         for command in commands:
@@ -94,6 +100,18 @@ class Room:
         if chosen:
             log.info("pools %s were evicted to make room", chosen)
         return taken
+
+    async def _copy_first(self, n_ids: int, n_cells: int) -> None:
+        """Copy to disk what would leave. That takes a while, and who leaves is chosen anew after it; each is tried once."""
+        tried: set[int] = set()
+        while self._vault.on:
+            leaving = self._lifetime.leaving(self._hub.clock.wall(), n_ids=n_ids, n_cells=n_cells, spare=self.spare)
+            lacking = (i for i in leaving if i not in tried and self._vault.lacks(self._hub.ledger.tree.get(i)))
+            pool_id = next(lacking, None)
+            if pool_id is None:
+                return
+            tried.add(pool_id)
+            await self._vault.keep(pool_id)
 
 
 def _available(state: State) -> int:

@@ -50,6 +50,8 @@ class PoolRow:
     n_hits: int
     n_tokens_shared: int
     n_rebuilds: int
+    n_restores: int
+    saved_bytes: int
     savings: Mapping[str, object]
     ttl_s: float | None
     created_ts: float

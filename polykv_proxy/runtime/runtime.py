@@ -21,10 +21,12 @@ from polykv_proxy.errors import ApiError, EngineError, JournalError
 from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.answers import api_error
 from polykv_proxy.runtime.compaction import CompactionService
+from polykv_proxy.runtime.copy_folder import CopyFolder
 from polykv_proxy.runtime.declared import DeclaredPools
 from polykv_proxy.runtime.glance import Glance
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.journal import Journal
+from polykv_proxy.runtime.keeper import Keeper
 from polykv_proxy.runtime.lifetimes import LifetimeService
 from polykv_proxy.runtime.link import EngineLink
 from polykv_proxy.runtime.orders import Declared
@@ -32,7 +34,9 @@ from polykv_proxy.runtime.pools import PoolService
 from polykv_proxy.runtime.requests import RequestDesk
 from polykv_proxy.runtime.rows import StateView
 from polykv_proxy.runtime.state_folder import StateFolder
+from polykv_proxy.runtime.vault import Vault
 from polykv_proxy.runtime.view import View
+from polykv_proxy.settings import Settings
 
 log = logging.getLogger("polykv.runtime")
 
@@ -58,10 +62,11 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """`state_dir` None keeps the journal in memory. `sweep_s` None leaves sweeping to the caller of `sweep`.
+    """`state_dir` None keeps the journal in memory, and no copies of KV. `sweep_s` None leaves `sweep` and `keeper` to the caller.
 
     `declared` are pools that there are to be, each after its parent. `off`: why there are none, whatever the engine is; then it is
-    not asked. `remedy`: what helps when the engine has none.
+    not asked. `remedy`: what helps when the engine has none. `kv_disk_bytes`: how many bytes copies may take; 0 for none.
+    `copy_grace_s`: how long they may take before the end.
     """
 
     state_dir: Path | None = None
@@ -70,15 +75,32 @@ class RuntimeOptions:
     declared: Sequence[Declared] = ()
     off: str | None = None
     remedy: str = "run an engine that has them"
+    kv_disk_bytes: int = 0
+    copy_grace_s: float = 10.0
+
+    @classmethod
+    def of(cls, settings: Settings, state_dir: Path | None, declared: Sequence[Declared], remedy: str) -> RuntimeOptions:
+        """What the settings say."""
+        return cls(
+            state_dir,
+            LedgerLimits(settings.max_pool_objects, settings.session_ttl_s, settings.pool_grace_s),
+            declared=declared,
+            off="the proxy was started with --off" if settings.off else None,
+            remedy=remedy,
+            kv_disk_bytes=settings.kv_disk_bytes or 0,
+            copy_grace_s=settings.stop_grace_s,
+        )
 
 
 class Runtime:
     """The running whole. Made by `Runtime.start`; `stop` ends it."""
 
-    def __init__(self, hub: Hub, pools: PoolService, folder: StateFolder | None, options: RuntimeOptions) -> None:
+    def __init__(self, hub: Hub, vault: Vault, pools: PoolService, folder: StateFolder | None, options: RuntimeOptions) -> None:
         self.hub = hub
+        self.vault = vault
         self.pools = pools
-        self.lifetimes = LifetimeService(hub, pools)
+        self.keeper = Keeper(hub, pools, vault)
+        self.lifetimes = LifetimeService(hub, pools, vault)
         self.compaction = CompactionService(hub, self.lifetimes)
         self.requests = RequestDesk(hub, pools)
         self.link = EngineLink(hub, options.remedy)
@@ -86,7 +108,9 @@ class Runtime:
         self.view = View(hub.ledger, hub.telemetry, hub.clock)
         self.glance = Glance(hub, self.view)
         self._folder = folder
+        self._options = options
         self._declaring: asyncio.Future[None] | None = None
+        self._relief: asyncio.Future[None] | None = None
         self._saved_access: dict[int, float] = {}
 
     @classmethod
@@ -111,9 +135,15 @@ class Runtime:
         def show(pool: Pool) -> Mapping[str, object]:
             return view.pool(pool, hub.hello)
 
-        runtime = cls(hub, PoolService(hub, show, found.replies), folder, options)
-        hub.on_expire = runtime._expire
+        vault = Vault(hub, CopyFolder(folder.copies_path) if folder else None, options.kv_disk_bytes)
+        runtime = cls(hub, vault, PoolService(hub, vault, show, found.replies), folder, options)
+        hub.on_expire, hub.on_drop_copy = runtime._expire, vault.forget
         runtime.pools.on_unwanted = runtime.lifetimes.release_unwanted
+        try:
+            await vault.open()
+        except BaseException:
+            await runtime._close()
+            raise
         hub.start()
         if options.off is None:
             hub.spawn(runtime.link.run())
@@ -122,6 +152,7 @@ class Runtime:
         runtime._declaring = hub.spawn(runtime.declared.run())
         if options.sweep_s is not None:
             hub.spawn(runtime._sweep_often(options.sweep_s))
+            hub.spawn(runtime.keeper.run(options.sweep_s))
         return runtime
 
     def end_streams(self) -> None:
@@ -131,14 +162,19 @@ class Runtime:
     async def stop(self) -> None:
         """Stop all work, keep what must survive, let go of the folder."""
         self.end_streams()
+        self.keeper.end()
         if self._declaring is not None:
             self._declaring.cancel()
             await asyncio.wait([self._declaring])
         await self.pools.stop()
+        await self.keeper.copy_all(self._options.copy_grace_s)
         await self.hub.stop()
         with contextlib.suppress(JournalError):
-            await self._save_access()
+            await self.hub.journal.save_uses(list(self.hub.ledger.tree))
             await self.hub.telemetry.savings.write()
+        await self._close()
+
+    async def _close(self) -> None:
         await self.hub.journal.close()
         await self.hub.client.close()
         if self._folder is not None:
@@ -161,7 +197,7 @@ class Runtime:
                 hub.post(hub.ledger.settle_overdue(state.snapshot(), now))
         self.lifetimes.end_leases()
         if hub.linked and any(pool.seq is not None for pool in hub.ledger.tree):
-            await self.pools.maker.room.relieve(LOW_CELLS)
+            await self._relieve()
         await self.pools.sweep()
         await self._save_access()
         await hub.telemetry.savings.sweep()
@@ -193,6 +229,12 @@ class Runtime:
             return await self.hub.client.end_session(session.number)
         except EngineError as error:
             raise api_error(error) from error
+
+    async def _relieve(self) -> None:
+        """What is evicted may be copied to disk before: the sweep does not wait for long."""
+        if self._relief is None or self._relief.done():
+            self._relief = self.hub.spawn(self.pools.maker.room.relieve(LOW_CELLS))
+        await asyncio.wait([self._relief], timeout=SWEEP_S)
 
     async def _expire(self, pool_id: int) -> None:
         if not self.hub.ledger.expired(pool_id, self.hub.clock.wall()):

@@ -1,4 +1,4 @@
-"""The folder that holds a proxy's journal, and the lock that keeps it to one proxy.
+"""The folder that holds a proxy's journal and copies of KV, and the lock that keeps it to one proxy.
 
 Law: a folder that holds nothing else is 0700, any other keeps its mode; files are 0600; the lock lives as long as the process,
 however it ends.
@@ -14,6 +14,7 @@ from pathlib import Path
 from polykv_proxy.errors import SettingsError
 
 _JOURNAL = "journal.sqlite"
+_COPIES = "kv"
 
 
 class StateFolder:
@@ -24,7 +25,7 @@ class StateFolder:
         self._lock: int | None = None
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            if all(file.name == "lock" or file.name.startswith(_JOURNAL) for file in path.iterdir()):
+            if all(file.name in {"lock", _COPIES} or file.name.startswith(_JOURNAL) for file in path.iterdir()):
                 path.chmod(0o700)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
@@ -35,6 +36,11 @@ class StateFolder:
     def journal_path(self) -> Path:
         """Where the journal is."""
         return self.path / _JOURNAL
+
+    @property
+    def copies_path(self) -> Path:
+        """Where copies of KV are, for every process."""
+        return self.path.absolute() / _COPIES
 
     def _take(self, lock: int) -> None:
         try:

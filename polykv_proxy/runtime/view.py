@@ -82,6 +82,8 @@ class View:
             n_hits=pool.counts.n_hits,
             n_tokens_shared=pool.counts.n_tokens_shared,
             n_rebuilds=pool.counts.n_rebuilds,
+            n_restores=pool.counts.n_restores,
+            saved_bytes=pool.copy.n_bytes if pool.copy else 0,
             savings=as_object(self._telemetry.savings.of_pool(pool.pool_id)),
             ttl_s=pool.ttl_s,
             created_ts=pool.created_ts,

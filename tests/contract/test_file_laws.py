@@ -9,19 +9,19 @@ import pytest
 
 from polykv_proxy.core.pools import SeqRef
 from polykv_proxy.errors import EngineRefusedError
-from tests.contract.conftest import HANG_GUARD_S, Peer
+from tests.contract.conftest import Peer
 
 POOL = list(range(100, 140))
 
 
 async def save(peer: Peer, seq: str, path: Path, start: int = 0) -> None:
-    await peer.client.save_seq(SeqRef.parse(seq), path, start, HANG_GUARD_S)
+    await peer.client.save_seq(SeqRef.parse(seq), path, start)
 
 
 async def refused(peer: Peer, path: Path, parent: SeqRef | None = None) -> EngineRefusedError:
     before = (await peer.client.state()).seqs
     with pytest.raises(EngineRefusedError) as caught:
-        await peer.client.restore_seq(path, parent, HANG_GUARD_S)
+        await peer.client.restore_seq(path, parent)
     assert (await peer.client.state()).seqs == before, "a refusal takes no id"
     return caught.value
 
@@ -33,7 +33,7 @@ async def test_a_restored_sequence_is_the_one_that_was_saved(peer: Peer, tmp_pat
     await save(peer, made.seq, tmp_path / "a")
     assert [(path.name, stat.S_IMODE(path.stat().st_mode)) for path in tmp_path.iterdir() if path.is_file()] == [("a", 0o600)]
     await peer.client.free_seq(made.ref)
-    back = await peer.client.restore_seq(tmp_path / "a", None, HANG_GUARD_S)
+    back = await peer.client.restore_seq(tmp_path / "a", None)
     assert (back.seq != made.seq, back.n_tokens, back.n_shared) == (True, len(POOL), 0)
     state = await peer.client.state()
     assert (state.update >= back.update, state.cells.used, [seq.seq for seq in state.seqs]) == (True, used, [back.seq])
@@ -52,7 +52,7 @@ async def test_a_part_wants_the_parent_that_holds_what_comes_before(peer: Peer, 
     await peer.client.free_seq(child.ref)
     assert (await refused(peer, tmp_path / "child")).status == 400
     assert (await refused(peer, tmp_path / "child", other.ref)).kind == "file_refused"
-    back = await peer.client.restore_seq(tmp_path / "child", parent.ref, HANG_GUARD_S)
+    back = await peer.client.restore_seq(tmp_path / "child", parent.ref)
     assert (back.base, back.n_shared) == (parent.seq, 30)
     assert (back.n_tokens, (await peer.client.state()).cells.used) == (33, used)
     await peer.client.free_seq(parent.ref)
@@ -87,7 +87,7 @@ async def test_what_has_no_room_is_told_apart(peer: Peer, tmp_path: Path) -> Non
     assert (await refused(peer, tmp_path / "long")).kind == "no_seq_ids"
     for one in held:
         await peer.client.free_seq(one.ref)
-    assert (await peer.client.restore_seq(tmp_path / "long", None, HANG_GUARD_S)).n_tokens == 2500
+    assert (await peer.client.restore_seq(tmp_path / "long", None)).n_tokens == 2500
 
 
 async def test_what_cannot_be_saved_leaves_no_file(peer: Peer, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from polykv_proxy.engine.wire import Made
 from polykv_proxy.errors import EngineRefusedError
-from tests.contract.conftest import FIRST_REQ, HANG_GUARD_S, Peer
+from tests.contract.conftest import FIRST_REQ, Peer
 
 POOL = list(range(100, 140))
 
@@ -61,13 +61,13 @@ async def test_a_sequence_is_saved_as_a_whole(peer: Peer, tmp_path: Path) -> Non
     pool = await peer.make(POOL)
     child = await peer.make([*POOL, 5, 6], parent_seq=pool.seq, branch_pos=40)
     with pytest.raises(EngineRefusedError) as part:
-        await peer.client.save_seq(child.ref, tmp_path / "part", 40, HANG_GUARD_S)
+        await peer.client.save_seq(child.ref, tmp_path / "part", 40)
     assert part.value.status == 400
-    await peer.client.save_seq(child.ref, tmp_path / "whole", 0, HANG_GUARD_S)
+    await peer.client.save_seq(child.ref, tmp_path / "whole", 0)
     before = await used(peer)
     for ref in (child.ref, pool.ref):
         await peer.client.free_seq(ref)
-    back = await peer.client.restore_seq(tmp_path / "whole", None, HANG_GUARD_S)
+    back = await peer.client.restore_seq(tmp_path / "whole", None)
     assert (back.n_tokens, back.base, await used(peer)) == (42, None, before - 40)
     reply = await peer.attach([*POOL, 5, 6, 7], back.seq, 42)
     assert reply.headers["x-polykv-shared"] == "42"

@@ -54,6 +54,7 @@ class FakeEngineServer:
 
     async def start(self) -> None:
         """Listen."""
+        self.engine.listeners_stop = False
         self.path.unlink(missing_ok=True)
         config = uvicorn.Config(
             self._app(), uds=str(self.path), log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1

@@ -92,13 +92,20 @@ def leave(sock: socket.socket, *, reset: bool) -> None:
 def product(engine: Path, model: Path, folder: Path, *options: str, args: Sequence[str | int | Path]) -> Iterator[Product]:
     """Start proxy and engine, stop them in the end."""
     with Served(engine, model, folder, *options, args=[str(arg) for arg in ("-t", 1, *args)]) as served:
-        behind = Engine(engine, model)
-        behind.socket = Path(served.socket)
-        key = psutil.Process(served.health["pid"]).environ()["LLAMA_ARG_POLYKV_KEY"]
-        with (
-            httpx.Client(base_url=served.url, trust_env=False, timeout=HANG_GUARD_S) as http,
-            behind.client({"x-polykv-key": key}) as behind.http,
-        ):
-            yield Product(served, http, behind)
+        with reached(served, engine, model) as proxy:
+            yield proxy
         assert served.stop() == 0
         assert "Traceback" not in served.said, served.said
+
+
+@contextmanager
+def reached(served: Served, engine: Path, model: Path) -> Iterator[Product]:
+    """A client of a proxy that runs, and of the engine behind it."""
+    behind = Engine(engine, model)
+    behind.socket = Path(served.socket)
+    key = psutil.Process(served.health["pid"]).environ()["LLAMA_ARG_POLYKV_KEY"]
+    with (
+        httpx.Client(base_url=served.url, trust_env=False, timeout=HANG_GUARD_S) as http,
+        behind.client({"x-polykv-key": key}) as behind.http,
+    ):
+        yield Product(served, http, behind)

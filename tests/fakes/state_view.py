@@ -9,7 +9,7 @@ from polykv_proxy.runtime.rows import PoolRow, SessionRow, StateView, Whole
 
 def pool(pool_id: int, **facts: object) -> PoolRow:
     """A resident pool; what is not given here is None."""
-    usual = {"residency": "resident", "own_kv_bytes": 100, "pinned": False, "n_hits": 3, "n_queries": 4}
+    usual = {"residency": "resident", "own_kv_bytes": 100, "pinned": False, "n_hits": 3, "n_queries": 4, "saved_bytes": 70}
     return PoolRow(**{**dict.fromkeys(PoolRow.__slots__), **usual, "pool_id": pool_id, **facts})  # type: ignore[arg-type]
 
 

@@ -137,6 +137,7 @@ async def rig(
     default_pool: str | None = None,
     declared: Sequence[Declared] = (),
     health: dict[str, object] | None = None,
+    kv_disk_bytes: int = 0,
 ) -> AsyncIterator[Rig]:
     """A running rig. With `server` given, its engine is used and left running. `health`: what the supervisor says."""
     if server is None:
@@ -153,13 +154,16 @@ async def rig(
                 default_pool=default_pool,
                 declared=declared,
                 health=health,
+                kv_disk_bytes=kv_disk_bytes,
             ) as whole,
         ):
             yield whole
         return
     clock = clock or ManualClock()
     client = EngineClient(EngineAddress(uds=str(server.path)), server.engine.key, api_key=server.engine.api_key)
-    options = RuntimeOptions(state_dir=state_dir, limits=limits or LedgerLimits(), sweep_s=None, declared=declared)
+    options = RuntimeOptions(
+        state_dir=state_dir, limits=limits or LedgerLimits(), sweep_s=None, declared=declared, kv_disk_bytes=kv_disk_bytes
+    )
     runtime = await Runtime.start(client, options, clock)
     app = build_app(ApiContext(runtime, keys or Keys(), lambda: health or {}, default_pool=default_pool))
     add_page(app)

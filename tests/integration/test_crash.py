@@ -52,7 +52,6 @@ async def test_a_connection_that_breaks_is_no_crash(tmp_path: Path) -> None:
         await proxy.server.crash()
         await proxy.until_unlinked()
         assert (await proxy.api.get("/polykv/pools/1")).json()["residency"] == "lost"
-        proxy.engine.listeners_stop = False
         await proxy.server.start()
         await proxy.until_linked(proxy.engine.boot_id)
         assert (await proxy.api.get("/polykv/pools/1")).json()["residency"] == "resident"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from polykv_proxy.core.tally import Ending, Evicted, Rebuilt
+from polykv_proxy.core.tally import Copied, Ending, Evicted, Rebuilt
 from polykv_proxy.engine.status import EngineState
 from polykv_proxy.observability import catalog
 from polykv_proxy.observability.collector import SLEEPING
@@ -25,6 +25,7 @@ VALUES = {
     ("polykv_engine_state", "state"): {state.value for state in EngineState} | {SLEEPING},
     ("polykv_pool_evictions_total", "cause"): set(Evicted),
     ("polykv_pool_rebuilds_total", "outcome"): set(Rebuilt),
+    ("polykv_disk_copies_total", "outcome"): set(Copied),
     ("up", "job"): {"polykv"},
 }
 _SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}")

@@ -35,6 +35,9 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path) -> None:
         ({}, {}, "keep_alive_s = false", "keep_alive_s False: give a value, not true or false"),
         ({}, {}, "prot = 1", "unknown setting 'prot'"),
         ({}, {}, "port =", "not valid TOML"),
+        ({"kv_disk_bytes": "lots"}, {}, "", "--kv-disk-bytes lots: write a size above 0, such as 20GiB"),
+        ({}, {}, "kv_disk_bytes = 0", "kv_disk_bytes 0: write a size above 0"),
+        ({"off": True, "kv_disk_bytes": "1GiB"}, {}, "", "--off switches pools off, --kv-disk-bytes needs them"),
         ({"off": True, "default_pool": "a"}, {}, "", "--off switches pools off"),
         ({"engine_url": "http://x", "model": Path("m")}, {}, "", "--model starts an engine"),
         ({"host": ""}, {}, "", "--host : string should have at least 1 character"),
@@ -56,6 +59,12 @@ def test_a_bad_setting_is_one_line_that_names_it(
         load_settings(flags, path, env)
     assert message in str(caught.value)
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_sizes_have_units() -> None:
+    """Bytes, or what people write."""
+    assert [load_settings({"kv_disk_bytes": size}, env={}).kv_disk_bytes for size in ("2GiB", "1.5 MB", 7)] == [2**31, 1_500_000, 7]
+    assert load_settings({}, env={}).kv_disk_bytes is None
 
 
 def test_a_bad_key_is_never_printed() -> None:

@@ -17,6 +17,7 @@ export function poolFacts(pool, now) {
       `${count(pool.prefix_len)}${pool.parent === null ? "" : `, ${count(pool.prefix_len - pool.branch_pos)} of its own from ${count(pool.branch_pos)} of pool ${pool.parent}`}`,
     ],
     ["KV", `${bytes(pool.own_kv_bytes)} own, ${bytes(pool.subtree_kv_bytes)} with all below`],
+    ["On disk", pool.saved_bytes ? bytes(pool.saved_bytes) : "no copy"],
     ["Stays because", pool.kept_by ? (KEPT_BY[pool.kept_by] ?? pool.kept_by) : "nothing keeps it"],
     [
       "Pin",
@@ -26,7 +27,7 @@ export function poolFacts(pool, now) {
     ],
     [
       "Requests",
-      `${count(pool.n_queries)}, ${count(pool.n_hits)} hit, ${count(pool.n_rebuilds)} rebuilt it, ${count(pool.n_running)} running`,
+      `${count(pool.n_queries)}, ${count(pool.n_hits)} hit, ${count(pool.n_rebuilds)} rebuilt it, ${count(pool.n_restores)} read it from disk, ${count(pool.n_running)} running`,
     ],
     [
       "Saved",

@@ -13,7 +13,7 @@ export const RESIDENCIES = {
   evicted: "tokens only; rebuilt when used",
   lost: "the engine went away; rebuilt when used",
   releasing: "goes with its last request",
-  saved: "KV on disk",
+  saved: "KV on disk; read when used",
   quarantined: "failed a check; not used",
   failed: "no KV",
 };

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polykv_proxy.core.books import Book
+from polykv_proxy.core.books import Book, Brought
 from polykv_proxy.core.events import SlotEvent, SlotEventKind
 from polykv_proxy.core.savings import HIT, REBUILT, Amount, Savings, Where, summed
 
@@ -45,7 +45,7 @@ def test_before_any_prompt_was_measured_time_is_unknown() -> None:
     [
         (released(miss="token_mismatch"), book(), "token_mismatch", Amount(1, 110, 1.0)),
         (released(), book(miss="no_seq_ids"), "no_seq_ids", Amount(1, 110, 1.0)),
-        (released(n_shared=100), book(rebuilt=True), REBUILT, Amount(1, 100, pytest.approx(1.0))),
+        (released(n_shared=100), book(brought=Brought.REBUILT), REBUILT, Amount(1, 100, pytest.approx(1.0))),
     ],
 )
 def test_what_was_not_spared_has_its_reason(event: SlotEvent, its_book: Book, outcome: str, amount: Amount) -> None:

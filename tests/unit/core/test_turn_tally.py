@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from polykv_proxy.core.books import Book
+from polykv_proxy.core.books import Book, Brought
 from polykv_proxy.core.events import SlotEvent, SlotEventKind
 from polykv_proxy.core.turn_tally import NotShared, Reason, TurnTally, why_not_shared
 from polykv_proxy.core.turns import turn_of
@@ -59,7 +59,8 @@ def test_hits_never_exceed_lookups() -> None:
     ("event", "book", "why"),
     [
         (OVER, BOOK, None),
-        (OVER, replace(BOOK, rebuilt=True), NotShared.REBUILT),
+        (OVER, replace(BOOK, brought=Brought.REBUILT), NotShared.REBUILT),
+        (OVER, replace(BOOK, brought=Brought.RESTORED), None),
         (replace(OVER, req=0, n_shared=0), None, NotShared.NO_POOL),
         (replace(OVER, n_shared=0), replace(BOOK, pool_id=None), NotShared.NO_POOL),
         (replace(OVER, n_shared=0), replace(BOOK, pool_id=None, miss="stale_seq"), NotShared.STALE_SEQ),

@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from polykv_proxy.core.attach import Course, Wish
 from polykv_proxy.core.boots import Boots
 from polykv_proxy.core.branch import branch_position
-from polykv_proxy.core.commands import FreeSeq
+from polykv_proxy.core.commands import DropCopy, FreeSeq
 from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind
 from polykv_proxy.core.ledger import Ledger, LedgerLimits, Placement
 from polykv_proxy.core.lifetime import Lifetime
 from polykv_proxy.core.ownership import Holder, owned_tokens
-from polykv_proxy.core.pools import Pool, Residency, SeqRef
+from polykv_proxy.core.pools import REBUILDABLE, Pool, Residency, SavedCopy, SeqRef
 from polykv_proxy.core.prefix import as_tokens, common_prefix, hash_prefix
 from polykv_proxy.core.retention import Keep, choose
 from polykv_proxy.errors import ApiError
@@ -108,6 +108,7 @@ class TreeLives(RuleBasedStateMachine):
         self.now, self.boot = 0.0, 0
         self.requests: dict[int, tuple[int, str]] = {}
         self.engine = self.new_engine()
+        self.files: set[int] = set()
         self.reboot()
 
     def new_engine(self) -> Cells:
@@ -137,6 +138,7 @@ class TreeLives(RuleBasedStateMachine):
         """Do what was commanded; nothing may have left that had to stay, and no parent before its child."""
         left = [pool_id for pool_id in before if (pool := self.ledger.tree.get(pool_id)) is None or pool.seq is None]
         freed = [command.seq for command in commands if isinstance(command, FreeSeq)]  # type: ignore[attr-defined]
+        self.files -= {command.pool_id for command in commands if isinstance(command, DropCopy)}  # type: ignore[attr-defined]
         assert len(freed) == len(left)
         for seq in freed:
             self.engine.free(seq)
@@ -315,6 +317,13 @@ class TreeLives(RuleBasedStateMachine):
         self.obey(commands, before, leaf_first=False)
         assert not {one.pool_id for one in whole} & {one.pool_id for one in self.ledger.tree}
 
+    @rule(pick=PICK, gone=st.booleans())
+    def copy(self, pick: int, gone: bool) -> None:
+        pool = self.picked(pick)
+        if pool is not None and (gone or pool.residency is Residency.RESIDENT):
+            self.ledger.set_copy(pool.pool_id, None if gone else SavedCopy(1, pool.branch_pos))
+            self.files = self.files - {pool.pool_id} if gone else self.files | {pool.pool_id}
+
     @rule(seconds=st.sampled_from([1.0, 10.0, 100.0]))
     def wait(self, seconds: float) -> None:
         self.now += seconds
@@ -338,6 +347,14 @@ class TreeLives(RuleBasedStateMachine):
     def the_engine_holds_what_the_books_say(self) -> None:
         assert {pool.seq for pool in self.ledger.tree if pool.seq is not None} == set(self.engine.seqs)
         assert {book.req for book in self.ledger.books} == set(self.requests)
+
+    @invariant()
+    def each_file_is_a_pool_s_and_what_has_one_is_saved(self) -> None:
+        assert {pool.pool_id for pool in self.ledger.tree if pool.copy is not None} == self.files
+        for pool in self.ledger.tree:
+            if pool.seq is None and pool.residency in REBUILDABLE:
+                assert (pool.residency is Residency.SAVED) == (pool.copy is not None)
+        assert self.ledger.fallen <= {pool.pool_id for pool in self.ledger.tree if pool.seq is None}
 
     @invariant()
     def every_child_begins_as_its_parent(self) -> None:
@@ -379,4 +396,4 @@ class TreeLives(RuleBasedStateMachine):
             commands = [command for done in self.core.commit_release_tree(marked) for command in done.commands]
             self.obey(commands, before, leaf_first=False)
         assert len(self.ledger.tree) == len(self.ledger.books) == len(self.ledger.sessions) == 0
-        assert (self.engine.seqs, self.engine.n_used()) == ({}, 0)
+        assert (self.engine.seqs, self.engine.n_used(), self.files) == ({}, 0, set())

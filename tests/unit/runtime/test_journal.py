@@ -1,12 +1,13 @@
 """Mirrors runtime/journal.py."""
 
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from polykv_proxy.core.ledger import Placement
-from polykv_proxy.core.pools import Pool, Residency, SeqRef
+from polykv_proxy.core.pools import Pool, Residency, SavedCopy, SeqRef
 from polykv_proxy.core.prefix import as_tokens, hash_prefix
 from polykv_proxy.errors import JournalError, SettingsError
 from polykv_proxy.runtime.journal import Journal, Recovered, Reply
@@ -42,6 +43,21 @@ async def test_pools_come_back_whole_from_their_own_tokens(tmp_path: Path) -> No
     with sqlite3.connect(path) as db:
         assert db.execute("SELECT length(own_tokens) FROM pools ORDER BY pool_id").fetchall() == [(12,), (8,)]
     db.close()
+
+
+async def test_copies_and_last_uses_come_back(tmp_path: Path) -> None:
+    """A row says how large the file is and where it starts; uses are written for all at once, and only where there is a row."""
+    path = tmp_path / "j"
+    journal = Journal(path)
+    await journal.open(0)
+    await journal.save_pool(pool(1, [1, 2, 3], copy=SavedCopy(77, 0)), None)
+    await journal.save_pool(pool(2, [1, 2, 9], parent=1, branch_pos=2), None)
+    await journal.update_pool(pool(2, [1, 2, 9], parent=1, branch_pos=2, copy=SavedCopy(5, 2)), None)
+    await journal.save_pool(pool(1, [1, 2, 3], copy=None), None)
+    await journal.save_uses([replace(pool(n, [1]), detached_ts=50.0 + n) for n in (1, 2, 3)])
+    await journal.close()
+    found = [(one.copy, one.last_used_ts) for one, _ in (await reopened(path)).pools]
+    assert found == [(None, 51.0), (SavedCopy(5, 2), 52.0)]
 
 
 async def test_a_child_without_its_parent_goes_alone(tmp_path: Path) -> None:
