@@ -15,29 +15,35 @@ WINDOW_TOKENS = 128
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What one session experiences: tokens after the first of a turn, by the wall time since it. None before the first sample.
+    """What one session experiences: tokens after the first of a turn, by the wall time since it. No value before the first sample.
 
-    At a steady rate it does not matter how the time is cut into samples; the value never leaves the range of the samples.
+    Tokens and time are averaged each for itself, and the value is their ratio: an average of rates would believe the tokens of
+    a burst and forget the wait before it (ADR 12). It does not matter how a steady stream is cut into samples, and the value
+    never leaves the range of the samples.
     """
 
-    value: float | None = None
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def value(self) -> float | None:
+        """Tokens per second."""
+        return self.tokens / self.seconds if self.seconds > 0 else None
 
     def after(self, n_tokens: int, seconds: float) -> Pace:
         """With a sample more: so many tokens came within that time."""
         if n_tokens <= 0 or not 0 < seconds < float("inf"):
             return self
-        rate = n_tokens / seconds
-        if not isfinite(rate):
-            return self
-        if self.value is None:
-            return Pace(rate)
-        spent = max(seconds / WINDOW_S, n_tokens / WINDOW_TOKENS)
-        return Pace(self.value * exp(-spent) - rate * expm1(-spent))
+        span = max(seconds / WINDOW_S, n_tokens / WINDOW_TOKENS)
+        keep, weight = exp(-span), -expm1(-span) / span
+        after = Pace(self.tokens * keep + n_tokens * weight, self.seconds * keep + seconds * weight)
+        return after if after.value is not None and isfinite(after.value) else self
 
     def waiting(self, seconds: float) -> float | None:
         """The value for somebody who has waited that long for the next token: what it would be if that came now, never more."""
-        if self.value is None or seconds * self.value <= 1:
-            return self.value
+        value = self.value
+        if value is None or seconds * value <= 1:
+            return value
         return self.after(1, seconds).value
 
 

@@ -20,11 +20,33 @@ def folded(samples: list[tuple[int, float]]) -> Pace:
     return pace
 
 
-def test_a_sample_weighs_by_time_or_by_tokens() -> None:
-    """After one window of either kind 1/e is left of what was before."""
-    for n_tokens, seconds in ((2, WINDOW_S), (WINDOW_TOKENS, 0.001)):
-        rate = n_tokens / seconds
-        assert Pace(10.0).after(n_tokens, seconds).value == pytest.approx(rate + (10 - rate) * exp(-1))
+def long(rate: float) -> Pace:
+    """After a very long steady stream."""
+    return Pace().after(round(1e6 * rate), 1e6)
+
+
+def test_a_slow_sample_weighs_by_its_time() -> None:
+    """Two seconds leave 1/e of the rate before: the plain average of rates."""
+    assert long(10).after(2, WINDOW_S).value == pytest.approx(1 + (10 - 1) * exp(-1))
+
+
+def test_a_quick_sample_weighs_by_its_tokens() -> None:
+    """128 tokens leave 1/e of the time per token before."""
+    each = WINDOW_S / WINDOW_TOKENS / 10
+    before = 1 / (WINDOW_TOKENS / WINDOW_S * 2)
+    after = long(1 / before).after(WINDOW_TOKENS, WINDOW_TOKENS * each).value
+    assert after == pytest.approx(1 / (each + (before - each) * exp(-1)))
+
+
+@pytest.mark.parametrize(("rate", "within"), [(8, 0.3), (100, 0.1), (1000, 0.1)])
+def test_bursts_are_not_believed(rate: int, within: float) -> None:
+    """Tokens that come eight at a time, after a wait each, are as many per second as they are."""
+    pace = Pace()
+    for _ in range(400):
+        pace = pace.after(1, 7.9 / rate)
+        for _ in range(7):
+            pace = pace.after(1, 0.1 / 7 / rate)
+    assert pace.value == pytest.approx(rate, rel=within)
 
 
 @given(st.integers(1, 500), st.floats(0.1, 500), st.lists(st.integers(1, 50), min_size=1, max_size=20), st.floats(0.1, 500))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from math import exp, isfinite
+from math import isfinite
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from polykv_proxy.core.events import Counters, SlotEvent, SlotEventKind, SlotReading, SlotTotals
+from polykv_proxy.core.pace import Pace
 from polykv_proxy.core.throughput import PATIENCE_S, SAMPLE_US, Throughput, mean
 from polykv_proxy.core.turns import Turn, turn_of
 
@@ -175,7 +176,7 @@ def test_a_stalled_stream_gets_slower_and_comes_back() -> None:
     assert stalled is not None
     assert stalled < 2
     read(made, 2, reading(n=22, us=8 * SECOND), now=8)
-    assert made.tps(5, 8) == pytest.approx(10 + (1 - exp(-3)) * (1 / 6 - 10))
+    assert made.tps(5, 8) == pytest.approx(Pace().after(20, 2).after(1, 6).value)
 
 
 def test_counts_of_a_new_boot_are_added_and_its_tasks_are_new() -> None:
