@@ -1,4 +1,4 @@
-"""Mixed traffic from several clients for a while: no answer of 5xx, nothing grows, and everything comes back in the end.
+"""Mixed traffic from several clients, and twenty that watch: no answer of 5xx, nothing grows, and everything comes back.
 
 Law: every client owns its pools and sessions, so that each answer has one right status. Run by `scripts/soak`.
 """
@@ -26,6 +26,7 @@ from tests.models import tiny_model
 
 ARGS = ("-c", 8192, "-np", 4, "-kvu", "--cache-ram", 16)
 N_CLIENTS = 4
+N_WATCHERS = 20
 N_SAMPLES = 24
 GROWTH = 1.05
 GROWTH_BYTES = 16 << 20
@@ -42,11 +43,11 @@ class Client:
     def __init__(self, proxy: Product, number: int) -> None:
         self.proxy, self.number, self.rng = proxy, number, random.Random(number)
         self.pools: dict[str, list[int]] = {}
-        self.n_pools = 0
+        self.n_pools = self.n_brief = 0
         self.statuses: Counter[tuple[str, int]] = Counter()
         self.acts: list[tuple[int, Callable[[], None]]] = [
             (3, self.create), (2, self.delete), (12, self.attach), (6, self.stream), (4, self.leave), (4, self.plain),
-            (2, self.end_session), (2, self.look), (1, self.bad),
+            (2, self.end_session), (2, self.look), (1, self.bad), (4, self.brief),
         ]  # fmt: skip
 
     def act(self) -> None:
@@ -112,13 +113,46 @@ class Client:
     def end_session(self) -> None:
         self.expect("end session", self.proxy.http.delete(f"/polykv/sessions/{self.session()}").status_code, 200, 404)
 
+    def brief(self) -> None:
+        """A session of a few seconds, under a name that nobody had before."""
+        self.n_brief += 1
+        name = f"brief-{self.number}-{self.n_brief}"
+        self.expect("brief", self.proxy.http.post("/completion", json={**self.body(), "session_id": name}).status_code, 200)
+        self.expect("brief", self.proxy.http.delete(f"/polykv/sessions/{name}").status_code, 200)
+
     def look(self) -> None:
-        for path in ("/polykv/pools", "/polykv/sessions", "/polykv/capacity", "/polykv/health", "/slots"):
+        for path in ("/polykv/pools", "/polykv/sessions", "/polykv/capacity", "/polykv/health", "/polykv/savings", "/slots"):
             self.expect("look", self.proxy.http.get(path).status_code, 200)
 
     def bad(self) -> None:
         self.expect("bad", self.proxy.http.post("/polykv/pools", json={"tokens": []}).status_code, 400)
         self.expect("bad", self.proxy.http.post("/completion", json={"prompt": "x", "pool_id": "nobody"}).status_code, 404)
+
+
+class Watcher:
+    """Follows one of our streams until it is over: numbers grow, figures are finite or null."""
+
+    def __init__(self, proxy: Product, path: str, over: threading.Event) -> None:
+        self.proxy, self.path, self.over = proxy, path, over
+        self.n_events, self.last = 0, 0
+
+    def follow(self) -> None:
+        with self.proxy.http.stream("GET", self.path, timeout=None) as stream:
+            for line in stream.iter_lines():
+                if self.over.is_set():
+                    return
+                if line.startswith("data: {"):
+                    self.take(json.loads(line.removeprefix("data: "), parse_constant=self.no_figure))
+        raise BrokenError(f"{self.path} ended without a word")
+
+    def take(self, event: dict[str, Any]) -> None:
+        self.n_events += 1
+        if event.get("seq", self.last) < self.last:
+            raise BrokenError(f"{self.path}: {event['seq']} after {self.last}")
+        self.last = event.get("seq", self.last)
+
+    def no_figure(self, text: str) -> None:
+        raise BrokenError(f"{self.path} says {text}")
 
 
 @dataclass
@@ -159,8 +193,17 @@ def soak(proxy: Product, seconds: float) -> Counter[tuple[str, int]]:
             broken.append(error)
             over.set()
 
+    def watch(watcher: Watcher) -> None:
+        try:
+            watcher.follow()
+        except BaseException as error:  # it is raised again below
+            broken.append(error)
+            over.set()
+
+    watchers = [Watcher(proxy, path, over) for path in ("/polykv/tps", "/polykv/events") for _ in range(N_WATCHERS // 2)]
+    watching = [threading.Thread(target=watch, args=[watcher]) for watcher in watchers]
     threads = [threading.Thread(target=work, args=[client]) for client in clients]
-    for thread in threads:
+    for thread in (*watching, *threads):
         thread.start()
     started = time.monotonic()
     for _ in range(N_SAMPLES):
@@ -176,7 +219,12 @@ def soak(proxy: Product, seconds: float) -> Counter[tuple[str, int]]:
     for gauge in gauges:
         gauge.check()
     give_back(proxy)
-    return sum((client.statuses for client in clients), Counter())
+    for thread in watching:  # each was told of what was given back
+        thread.join()
+    if broken:
+        raise broken[0]
+    told = Counter({("told", 0): sum(watcher.n_events for watcher in watchers)})
+    return sum((client.statuses for client in clients), told)
 
 
 def give_back(proxy: Product) -> None:
