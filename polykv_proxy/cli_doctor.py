@@ -41,7 +41,12 @@ def diagnose(health: Mapping[str, Any]) -> list[Finding]:
     """Findings from the answer of `/polykv/health`, the most important first."""
     pools: Mapping[str, Any] = health.get("pools") or {}
     engine: Mapping[str, Any] = pools.get("engine") or {}
-    findings = [*_engine_state(health), *_pools_state(pools), *_declared(health.get("declared") or {})]
+    findings = [
+        *_engine_state(health),
+        *_pools_state(pools),
+        *_declared(health.get("declared") or {}),
+        *_disk(health.get("kv_disk") or {}),
+    ]
     if engine:
         findings += [
             *_model(engine),
@@ -86,6 +91,15 @@ def _declared(declared: Mapping[str, Any]) -> Iterator[Finding]:
         yield Finding(
             Level.WARN, f"{n_failed} of {declared.get('n_declared')} declared pools could not be made", "ask again with the key"
         )
+
+
+def _disk(disk: Mapping[str, Any]) -> Iterator[Finding]:
+    if disk.get("paused"):
+        why = disk["paused"] if isinstance(disk["paused"], str) else "ask again with the key"
+        yield Finding(Level.WARN, f"pools are not copied to disk at the moment: {why}", "see to the folder kv in --state-dir")
+    elif disk.get("on"):
+        used, most = disk["bytes_used"] / 2**20, disk["bytes_max"] / 2**20
+        yield Finding(Level.GOOD, f"KV on disk: {disk['n_copies']} copies, {used:.0f} of {most:.0f} MiB")
 
 
 def _model(engine: Mapping[str, Any]) -> Iterator[Finding]:

@@ -39,11 +39,11 @@ class Kept:
     busy: bool = False
 
 
-def file_bytes(pool: Pool, start: int, prices: KvPrices, checkpoint_bytes: int = 0) -> int:
-    """At most how large the file of `[start, L)` will be."""
+def file_bytes(pool: Pool, start: int, prices: KvPrices) -> int:
+    """At most how large the file of `[start, L)` will be, its checkpoints aside."""
     n = pool.prefix_len - start
     window = min(n, prices.window) * prices.per_window_token
-    return int(n * (prices.per_token + _PER_TOKEN) + window) + 4 * start + prices.per_seq + checkpoint_bytes + _FRAME
+    return int(n * (prices.per_token + _PER_TOKEN) + window) + 4 * start + prices.per_seq + _FRAME
 
 
 def warmths(pools: Iterable[Pool]) -> dict[int, float]:

@@ -59,7 +59,7 @@ class Keeper:
     def hurry(self) -> None:
         """Leave no time for copies before the end."""
         self._hurried = True
-        if self._grace is not None:
+        if self._grace is not None and not self._grace.expired():
             self._grace.reschedule(0.0)
 
     async def copy_all(self, within_s: float) -> None:

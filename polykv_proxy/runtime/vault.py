@@ -132,9 +132,10 @@ class Vault:
         hello = self._hub.hello
         assert hello is not None, "a resident pool is in an engine that has greeted"
         start = pool.branch_pos if hello.cuts_files and pool.parent is not None else 0
-        if self._leaving(pool, self._estimate(pool, start), in_passing=in_passing) is None:
+        n_bytes = int(self._excess * file_bytes(pool, start, hello.kv_prices()))
+        if self._leaving(pool, n_bytes, in_passing=in_passing) is None:
             return False
-        n_bytes = self._estimate(pool, start, 0 if hello.cuts_files else await self._checkpoint_bytes(pool))
+        n_bytes += 0 if hello.cuts_files else await self._checkpoint_bytes(pool)
         await asyncio.to_thread(self.folder.make)
         await self._tidy()
         free = await asyncio.to_thread(self.folder.free_bytes)
@@ -148,11 +149,6 @@ class Vault:
         for copy in leaving:
             await self._delete(copy.pool_id)
         return await self._write(pool, start, n_bytes)
-
-    def _estimate(self, pool: Pool, start: int, checkpoint_bytes: int = 0) -> int:
-        hello = self._hub.hello
-        assert hello is not None
-        return int(self._excess * file_bytes(pool, start, hello.kv_prices(), checkpoint_bytes))
 
     def _leaving(self, pool: Pool, n_bytes: int, *, in_passing: bool) -> list[Kept] | None:
         """Which copies go for this one. None when it does not pay, or there is no room for it."""
@@ -192,10 +188,11 @@ class Vault:
                 await self._hub.client.save_seq(pool.seq, file, start)
         except TimeoutError:
             raise OSError(f"writing {n_bytes} bytes took longer than {patience_s(n_bytes):.0f} s") from None
-        self._hub.rates.write.note(n_bytes, self._hub.clock.monotonic() - since)
+        took = self._hub.clock.monotonic() - since
         size = await asyncio.to_thread(self.folder.size, pool.pool_id)
         if size is None:
             raise OSError(f"the engine says that it wrote {file}, and it is not there: it seems to have other disks than the proxy")
+        self._hub.rates.write.note(size, took)
         return size
 
     def _refused(self, pool: Pool, error: EngineRefusedError) -> None:

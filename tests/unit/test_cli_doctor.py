@@ -53,6 +53,17 @@ def test_a_healthy_engine_has_only_good_findings() -> None:
             Level.WARN,
             "declared pool a could not be made: too long",
         ),
+        (
+            {**HEALTH, "kv_disk": {"on": True, "paused": "No space left"}},
+            Level.WARN,
+            "not copied to disk at the moment: No space left",
+        ),
+        ({**HEALTH, "kv_disk": {"on": True, "paused": True}}, Level.WARN, "ask again with the key"),
+        (
+            {**HEALTH, "kv_disk": {"on": True, "paused": None, "n_copies": 3, "bytes_used": 5 * 2**20, "bytes_max": 2**30}},
+            Level.GOOD,
+            "3 copies, 5 of 1024 MiB",
+        ),
         (changed(max_pools=0), Level.BAD, "without pool ids"),
         (changed(prefix_sharing="none", prefix_sharing_why="encoder"), Level.BAD, "encoder"),
         (changed(prefix_sharing="checkpoint"), Level.WARN, "exact length"),

@@ -131,7 +131,7 @@ def test_an_estimate_covers_cells_window_and_states() -> None:
     plain = file_bytes(one, 0, KvPrices(1000.0))
     assert 100 * 1000 < plain < 100 * 1000 + 100 * 50 + 20_000
     assert file_bytes(one, 60, KvPrices(1000.0)) < plain - 59_000
-    assert file_bytes(one, 0, KvPrices(1000.0, 500.0, 10, 7000), 3000) - plain == 500 * 10 + 7000 + 3000
+    assert file_bytes(one, 0, KvPrices(1000.0, 500.0, 10, 7000)) - plain == 500 * 10 + 7000
 
 
 def test_spare_cells_are_left() -> None:
