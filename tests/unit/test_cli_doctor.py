@@ -59,11 +59,6 @@ def test_a_healthy_engine_has_only_good_findings() -> None:
             "not copied to disk at the moment: No space left",
         ),
         ({**HEALTH, "kv_disk": {"on": True, "paused": True}}, Level.WARN, "ask again with the key"),
-        (
-            {**HEALTH, "kv_disk": {"on": True, "paused": None, "n_copies": 3, "bytes_used": 5 * 2**20, "bytes_max": 2**30}},
-            Level.GOOD,
-            "3 copies, 5 of 1024 MiB",
-        ),
         (changed(max_pools=0), Level.BAD, "without pool ids"),
         (changed(prefix_sharing="none", prefix_sharing_why="encoder"), Level.BAD, "encoder"),
         (changed(prefix_sharing="checkpoint"), Level.WARN, "exact length"),
@@ -147,3 +142,10 @@ def test_nobody_there_is_said_with_the_way_out() -> None:
     """A closed port names the URL and how to start a proxy."""
     shown = CliRunner().invoke(app, ["pools", "--url", "http://127.0.0.1:1"])
     assert (shown.exit_code, "http://127.0.0.1:1" in shown.stderr, "--engine" in shown.stderr) == (1, True, True)
+
+
+def test_what_lies_on_disk_is_said() -> None:
+    """Where copies are kept; where they are not there is nothing to say."""
+    disk = {"on": True, "paused": None, "n_copies": 3, "bytes_used": 5 * 2**20, "bytes_max": 2**30}
+    assert [f.text for f in diagnose({**HEALTH, "kv_disk": disk}) if "disk" in f.text] == ["KV on disk: 3 copies, 5 of 1024 MiB"]
+    assert not [f.text for f in diagnose({**HEALTH, "kv_disk": {"on": False, "paused": None}}) if "disk" in f.text]
