@@ -77,8 +77,8 @@ def decide_attach(tree: PoolTree, wish: Wish) -> Attachment:
     3. the pool is being released: 409 when insisted upon, else as unknown
     4. resident: attach
     5. materializing: wait for it
-    6. saved, evicted, lost: rebuild
-    7. failed, quarantined: unshared, never rebuilt by an attach
+    6. saved, evicted, lost, quarantined: rebuild
+    7. failed: unshared, never rebuilt by an attach
     """
     if wish.pool is None:
         return PLAIN

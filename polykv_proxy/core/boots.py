@@ -49,6 +49,7 @@ class Boots:
     def _forget_boot(self, boot_id: str) -> list[Command]:
         ledger = self._ledger
         ledger.lineage.clear()
+        ledger.condemned.clear()
         for book in ledger.books:
             ledger.books.close(book.req)
         for session in ledger.sessions:

@@ -23,7 +23,8 @@ class SlotEventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SlotEvent:
-    """One event of one task. `req` is 0 for requests that carried no number; `fill`: it materialises a sequence.
+    """One event of one task. `req` is 0 for requests that carried no number; `fill`: it generates nothing for anybody: a sequence
+    is materialised, or a pool looked at.
 
     Durations by the engine's steady clock, 0 while unknown: `us_queued` from post to launch, `us_prompt` from launch to the first
     token (of a fill: to its end), `us_decode` from the first token to the last.

@@ -64,6 +64,8 @@ class Ledger:
         """Of each sequence of this boot, living or gone: whose cells its first tokens are, and how many."""
         self.fallen: set[int] = set()
         """Pools whose KV went with a boot that is over, and which have none again yet."""
+        self.condemned: set[SeqRef] = set()
+        """Sequences of this boot, living or gone, whose own cells failed a check (quarantine.py)."""
         self._placements: dict[int, Placement] = {}
         self._undecided: set[int] = set()
         self._next_req = first_number

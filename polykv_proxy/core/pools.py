@@ -30,7 +30,7 @@ class Residency(StrEnum):
     FAILED = "failed"
 
 
-REBUILDABLE = frozenset({Residency.SAVED, Residency.EVICTED, Residency.LOST})
+REBUILDABLE = frozenset({Residency.SAVED, Residency.EVICTED, Residency.LOST, Residency.QUARANTINED})
 """Residencies from which the next attach rebuilds the pool."""
 
 
@@ -82,6 +82,30 @@ class SavedCopy:
     start: int
 
 
+class Verdict(StrEnum):
+    """What a self-check found."""
+
+    OK = "ok"
+    MISMATCH = "mismatch"
+    INCONCLUSIVE = "inconclusive"
+
+
+@dataclass(frozen=True, slots=True)
+class PoolChecks:
+    """The self-checks of a pool since the proxy was started. `last_ts` and `last` are of the last one that was conclusive."""
+
+    n_checks: int = 0
+    n_mismatches: int = 0
+    last_ts: float | None = None
+    last: Verdict | None = None
+
+    def after(self, verdict: Verdict, now: float) -> PoolChecks:
+        """With one more."""
+        if verdict is Verdict.INCONCLUSIVE:
+            return replace(self, n_checks=self.n_checks + 1)
+        return PoolChecks(self.n_checks + 1, self.n_mismatches + (verdict is Verdict.MISMATCH), now, verdict)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Pool:
     """A shared prefix `[0, L)`: names, tokens, and where its KV is.
@@ -112,6 +136,7 @@ class Pool:
     detached_ts: float | None = None
     reason: str | None = None
     counts: PoolCounts = field(default_factory=PoolCounts)
+    checks: PoolChecks = field(default_factory=PoolChecks)
 
     @property
     def prefix_len(self) -> int:

@@ -9,11 +9,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 MAX_ID = 128
+_OWN = 1 << 60
+"""Far above the integers of sessions: the engine takes 64 bits."""
 
 
 def valid_session_id(text: str) -> bool:
     """1 to 128 printable ASCII characters."""
     return 0 < len(text) <= MAX_ID and all(" " <= char <= "~" for char in text)
+
+
+def is_own(number: int) -> bool:
+    """Does the engine know work of our own by this integer?"""
+    return number >= _OWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +69,11 @@ class SessionLedger:
         """The session that the engine knows by this integer."""
         session_id = self._ids.get(number)
         return None if session_id is None else self._by_id[session_id]
+
+    def take_own(self) -> int:
+        """An integer for work of our own, which is nobody's session."""
+        self._next += 1
+        return _OWN + self._next - 1
 
     def open(self, session_id: str, now: float) -> Session:
         """The session of that name, made when new, used now."""

@@ -9,6 +9,7 @@ from collections import Counter
 from enum import StrEnum
 
 from polykv_proxy.core.histogram import Histogram
+from polykv_proxy.core.pools import Verdict
 
 SHORT_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 """Bounds in seconds of what should take no time."""
@@ -88,3 +89,4 @@ class PoolTally:
         self.copies: Counter[Copied] = Counter()
         self.rebuilds: Counter[Rebuilt] = Counter()
         self.evictions: Counter[Evicted] = Counter()
+        self.checks: Counter[Verdict] = Counter()

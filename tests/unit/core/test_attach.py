@@ -25,7 +25,7 @@ def tree_with(residency: Residency) -> PoolTree:
         (Residency.SAVED, Course.REBUILD),
         (Residency.EVICTED, Course.REBUILD),
         (Residency.LOST, Course.REBUILD),
-        (Residency.QUARANTINED, Course.UNSHARED),
+        (Residency.QUARANTINED, Course.REBUILD),
         (Residency.FAILED, Course.UNSHARED),
     ],
 )
