@@ -22,7 +22,7 @@ N_ASKED = 64
 """Candidates that are asked for."""
 N_JUDGED = 10
 """Candidates of either side that are compared. The rest is mostly rounding."""
-LEAST = 0.1
+LEAST = 0.2
 """Least tolerance, in log-prob units. Measured: docs/pools.md, "Trust"."""
 FACTOR = 3.0
 """Tolerance in floors."""

@@ -20,6 +20,7 @@ import pydantic
 from polykv_proxy.core.pools import SeqRef
 from polykv_proxy.core.prefix import Tokens, as_tokens, from_bytes
 from polykv_proxy.engine import wire
+from polykv_proxy.engine.samples import Ask, Sample
 from polykv_proxy.errors import EngineAbilityError, EngineError, EngineRefusedError, EngineUnavailableError
 from polykv_proxy.ports import EngineAddress, Header
 
@@ -113,6 +114,11 @@ class EngineClient:
         response = await self._call("POST", f"{self.api_prefix}/detokenize", json={"tokens": tokens.tolist()})
         return _parse(wire.Text, response.content).content
 
+    async def sample(self, ask: Ask) -> Sample:
+        """Run a prompt of our own. Without a time limit; cancelled, the engine stops."""
+        url = f"{self.api_prefix}/completion"
+        return Sample.of(await self._call("POST", url, client=self._streams, json=ask.body(), headers=ask.headers()))
+
     async def slots(self, patience_s: float) -> list[wire.PublicSlot]:
         """The engine's own `/slots`: which waits for the work at hand. EngineAbilityError: its form is unknown."""
         timeout = httpx.Timeout(patience_s, connect=5.0)
@@ -171,9 +177,9 @@ class EngineClient:
     async def _get_json(self, verb: str, model: type[Parsed]) -> Parsed:
         return _parse(model, (await self._call("GET", f"{self._root}/{verb}")).content)
 
-    async def _call(self, method: str, url: str, **options: Any) -> httpx.Response:
+    async def _call(self, method: str, url: str, *, client: httpx.AsyncClient | None = None, **options: Any) -> httpx.Response:
         try:
-            response = await self._control.request(method, url, **options)
+            response = await (client or self._control).request(method, url, **options)
         except httpx.HTTPError as error:
             raise _away(error) from error
         if response.status_code >= 400:

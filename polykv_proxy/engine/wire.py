@@ -5,6 +5,8 @@ Law: unknown fields are ignored, missing ones have the page's defaults, wrong ty
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter
@@ -12,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, TypeAdapter
 from polykv_proxy.core import events
 from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind, SlotReading
 from polykv_proxy.core.pools import SeqRef
+from polykv_proxy.core.sessions import is_own
 from polykv_proxy.core.vault import KvPrices
 
 PROTOCOL_MAJOR = 1
@@ -143,7 +146,8 @@ class SlotState(_Wire):
     def reading(self) -> SlotReading:
         """As the core takes it."""
         task = -1 if self.state == "idle" else self.task
-        return SlotReading(self.slot, task, self.req, self.session, self.fill, self.n_decoded, self.us_decode, self.totals.value())
+        fill = self.fill or is_own(self.session)
+        return SlotReading(self.slot, task, self.req, self.session, fill, self.n_decoded, self.us_decode, self.totals.value())
 
 
 class Cells(_Wire):
@@ -267,7 +271,7 @@ class SlotEventWire(_Wire):
             seq=SeqRef.parse(self.seq) if self.seq else None,
             task=self.task,
             slot=self.slot,
-            fill=self.fill,
+            fill=self.fill or is_own(self.session),
             n_prompt=self.n_prompt,
             n_cached=self.n_cached,
             n_shared=self.n_shared,
@@ -300,6 +304,30 @@ class Text(_Wire):
     """`POST /detokenize`, the engine's own route."""
 
     content: str
+
+
+class Candidate(_Wire):
+    """One candidate for the next token; null where its logit is not a number."""
+
+    id: int
+    logprob: float | None = None
+
+
+class TokenProbs(_Wire):
+    """What could have come at one place."""
+
+    top_logprobs: list[Candidate] = []
+
+
+class Completion(_Wire):
+    """`POST /completion` with `n_probs`, the engine's own route."""
+
+    completion_probabilities: list[TokenProbs] = []
+
+    def first(self) -> Mapping[int, float]:
+        """Candidates for the first new token, with their log-probabilities; empty when the engine gave none."""
+        found = self.completion_probabilities[0].top_logprobs if self.completion_probabilities else []
+        return {one.id: math.nan if one.logprob is None else one.logprob for one in found}
 
 
 class NextToken(_Wire):
