@@ -18,6 +18,7 @@ from polykv_proxy.api.pool_routes import pool_routes
 from polykv_proxy.api.session_routes import session_routes
 from polykv_proxy.api.stream_routes import stream_routes
 from polykv_proxy.api.telemetry_routes import health_route, telemetry_routes
+from polykv_proxy.api.verify_routes import verify_routes
 
 
 def build_app(context: ApiContext) -> FastAPI:
@@ -35,6 +36,6 @@ def build_app(context: ApiContext) -> FastAPI:
     app.include_router(health_route(context))
     if context.metrics is not None:
         app.include_router(metrics_route(context, context.metrics))
-    for routes in (pool_routes, lifetime_routes, look_routes, session_routes, telemetry_routes, stream_routes):
+    for routes in (pool_routes, lifetime_routes, verify_routes, look_routes, session_routes, telemetry_routes, stream_routes):
         app.include_router(routes(context), dependencies=guard)
     return app

@@ -89,6 +89,12 @@ def require_key(context: ApiContext, request: Request) -> None:
         raise ApiError("invalid_api_key", "Invalid API Key")
 
 
+def require_admin(context: ApiContext, request: Request, what: str) -> None:
+    """ApiError 403 without the admin key, where there is one."""
+    if not context.keys.accepts_admin(key_of(request)):
+        raise ApiError("forbidden", f"{what} wants the admin key")
+
+
 async def read_body(context: ApiContext, request: Request) -> bytes:
     """The whole body. ApiError 413 as soon as it is too long."""
     limit = context.body_limit

@@ -10,7 +10,7 @@ from dataclasses import replace
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from polykv_proxy.api.context import ApiContext, key_of, read_body
+from polykv_proxy.api.context import ApiContext, read_body, require_admin
 from polykv_proxy.api.queries import find, flag
 from polykv_proxy.api.waiting import CLIENT_LEFT, outcome_for
 from polykv_proxy.api.wire import CompactPool, NoFields, PinPool, RenewPool, UnpinPool, parse
@@ -28,7 +28,7 @@ def lifetime_routes(context: ApiContext) -> APIRouter:
         wanted = parse(PinPool, await read_body(context, request) or b"{}")
         pool = find(context, key)
         if wanted.lease == "none":
-            _require_admin(context, request, "a pin without a lease")
+            require_admin(context, request, "a pin without a lease")
         await lifetimes.pin(pool.pool_id, wanted.owner, None if wanted.lease == "none" else wanted.lease)
         return _shown(pool)
 
@@ -88,7 +88,7 @@ def lifetime_routes(context: ApiContext) -> APIRouter:
         if over_pins and not recursive:
             raise ApiError("invalid_request", "over_pins goes with recursive=1; unpin a single pool instead", param="over_pins")
         if over_pins:
-            _require_admin(context, request, "a release over the pins of others")
+            require_admin(context, request, "a release over the pins of others")
         pool = find(context, key)
         released = await lifetimes.release(pool.pool_id, recursive=recursive, over_pins=over_pins)
         facts: dict[str, object] = {"pool_id": pool.pool_id, "name": pool.name, "detached_sessions": list(released.detached)}
@@ -101,8 +101,3 @@ def lifetime_routes(context: ApiContext) -> APIRouter:
         return JSONResponse(context.runtime.view.pool(now, context.runtime.hub.hello))
 
     return router
-
-
-def _require_admin(context: ApiContext, request: Request, what: str) -> None:
-    if not context.keys.accepts_admin(key_of(request)):
-        raise ApiError("forbidden", f"{what} wants the admin key")

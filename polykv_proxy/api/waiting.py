@@ -9,28 +9,32 @@ import asyncio
 import json
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from typing import TypeVar
 
 from fastapi import Request
 
 from polykv_proxy.errors import ApiError, PolykvError, error_object
 from polykv_proxy.runtime.answers import api_error
-from polykv_proxy.runtime.orders import Made, PoolFlight, Step
+from polykv_proxy.runtime.flight import Flight
+from polykv_proxy.runtime.orders import PoolFlight, Step
 
 CLIENT_LEFT = 499
+Result = TypeVar("Result")
+Progress = TypeVar("Progress")
 
 
-async def outcome(flight: PoolFlight) -> Made:
-    """The result of a flight. ApiError when the pool was released meanwhile."""
+async def outcome(flight: Flight[Result, Progress]) -> Result:
+    """The result of a flight. ApiError when it was stopped: its pool was released, or we are."""
     try:
         return await flight.wait()
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
-        raise ApiError("pool_releasing", "the pool was released while it was being made") from None
+        raise ApiError("pool_releasing", "the pool was released meanwhile") from None
 
 
-async def outcome_for(request: Request, flight: PoolFlight) -> Made | None:
+async def outcome_for(request: Request, flight: Flight[Result, Progress]) -> Result | None:
     """The result of a flight, or None when the client left first."""
     waiter = asyncio.ensure_future(outcome(flight))
     leaver = asyncio.ensure_future(_left(request))

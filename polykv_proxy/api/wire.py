@@ -14,9 +14,11 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, Strict
 from polykv_proxy.core.pools import NAME_RULE, valid_name
 from polykv_proxy.core.prefix import INT32_MAX, as_tokens
 from polykv_proxy.core.sessions import MAX_ID, valid_session_id
+from polykv_proxy.core.verification import MAX_POSITIONS
 from polykv_proxy.errors import ApiError
 from polykv_proxy.runtime.orders import PoolSpec
 from polykv_proxy.runtime.prefixes import Conversation
+from polykv_proxy.runtime.verifier import CheckOrder
 
 TokenIds = Annotated[list[Annotated[StrictInt, Field(ge=0, le=INT32_MAX)]], Field(min_length=1, fail_fast=True)]
 Text = Annotated[StrictStr, Field(min_length=1)]
@@ -146,6 +148,23 @@ class NoFields(BaseModel):
     """`POST /polykv/pools/{id}/evict` and `flush`."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class VerifyPool(BaseModel):
+    """`POST /polykv/pools/{id}/verify`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    positions: Annotated[list[StrictInt], Field(min_length=1, max_length=MAX_POSITIONS, fail_fast=True)] | None = None
+    n_positions: Annotated[StrictInt, Field(ge=1, le=MAX_POSITIONS)] | None = None
+
+    def order(self) -> CheckOrder:
+        """What it asks for. ApiError 400."""
+        if self.positions is not None and self.n_positions is not None:
+            raise _bad("n_positions", "give positions or n_positions, not both")
+        if self.positions is not None:
+            return CheckOrder(positions=tuple(self.positions))
+        return CheckOrder() if self.n_positions is None else CheckOrder(n_positions=self.n_positions)
 
 
 def parse(model: type[Body], raw: bytes) -> Body:

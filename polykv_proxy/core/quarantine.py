@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from polykv_proxy.core.commands import Command, FreeSeq, SavePool
+from polykv_proxy.core.commands import Command, DropCopy, FreeSeq, SavePool
 from polykv_proxy.core.ledger import Ledger
 from polykv_proxy.core.ownership import Lineage
 from polykv_proxy.core.pools import Residency, SeqRef
@@ -17,10 +17,9 @@ from polykv_proxy.core.pools import Residency, SeqRef
 
 @dataclass(frozen=True, slots=True)
 class Condemned:
-    """Pools that lost their KV, parents first; all pools whose KV is not to be had from a copy; what follows."""
+    """Pools that lost their KV, parents first, and what follows."""
 
     pool_ids: tuple[int, ...]
-    distrusted: tuple[int, ...]
     commands: tuple[Command, ...]
 
 
@@ -61,23 +60,25 @@ class Quarantine:
     def condemn(self, seq: SeqRef, reason: str) -> Condemned:
         """Believe no cell any more that this sequence made: all pools that hold one lose their KV, to be made anew from tokens.
 
-        Requests that run on them keep their cells. Copies of their KV elsewhere, and of any pool's below them, are worth nothing.
+        Requests that run on them keep their cells. Copies of their KV, and of that of any pool below them, are not believed either.
         """
         self._ledger.condemned.add(seq)
         held = [pool for pool in self._tree if pool.residency is Residency.RESIDENT and self.tainted(pool.seq, pool.prefix_len)]
+        below = {under.pool_id for pool in held for under in self._tree.subtree(pool.pool_id)}
+        drop = [DropCopy(pool.pool_id) for pool in self._tree if pool.pool_id in below and pool.copy is not None]
+        for command in drop:
+            self._ledger.set_copy(command.pool_id, None)
         free: list[Command] = []
         for pool in reversed(held):
             placement = self._ledger.displace(pool.pool_id, Residency.QUARANTINED, reason)
             free += [FreeSeq(placement.seq, placement.boot_id)] if placement is not None else []
-        ids = tuple(pool.pool_id for pool in held)
-        below = {under.pool_id for pool_id in ids for under in self._tree.subtree(pool_id)}
-        return Condemned(ids, tuple(sorted(below)), (*free, *(SavePool(pool_id) for pool_id in ids)))
+        return Condemned(tuple(pool.pool_id for pool in held), (*free, *drop, *(SavePool(pool_id) for pool_id in sorted(below))))
 
     def give_up(self, pool_id: int, reason: str) -> Condemned:
         """Condemn what a pool made itself, and never make it again: failed."""
         pool = self._tree.get(pool_id)
         if pool is None or pool.seq is None:
-            return Condemned((), (), ())
+            return Condemned((), ())
         condemned = self.condemn(pool.seq, reason)
         self._ledger.displace(pool_id, Residency.FAILED, reason)
         return condemned

@@ -15,7 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from polykv_proxy.core.histogram import Histogram
-from polykv_proxy.core.pools import Residency
+from polykv_proxy.core.pools import Residency, Verdict
 from polykv_proxy.core.tally import Copied, Ending, Evicted, PoolTally, Rebuilt, RelayTally, Route
 from polykv_proxy.core.turn_tally import NotShared, Reason, TurnTally
 from polykv_proxy.engine.status import EngineState
@@ -153,6 +153,7 @@ class ProxyCollector(Collector):
         yield catalog.DISK_BYTES.one(sum(row.saved_bytes for row in view.pools))
         yield catalog.MAX_DISK_BYTES.one(self._from.counts().kv_disk_max)
         yield catalog.COPIES.each(_all(Copied, self._from.pools.copies))
+        yield catalog.CHECKS.each(_all(Verdict, self._from.pools.checks))
 
     def _proxy(self, view: StateView) -> Iterator[Metric]:
         counts, page = self._from.counts(), self._from.engine_page

@@ -47,6 +47,11 @@ class Accounts:
         """Bytes of the cells that only this session has; number 0: of all slots without a session."""
         return self._bytes(self._of_session[number])
 
+    @property
+    def numbers(self) -> frozenset[int]:
+        """Numbers of all sessions that hold cells; 0 where slots without one do."""
+        return frozenset(self._of_session)
+
     def subtree_bytes(self, pool_id: int) -> int:
         """Bytes of the pool, of all below it, and of the sessions attached there."""
         if not self._of_subtree:

@@ -10,7 +10,8 @@ import logging
 from collections.abc import Awaitable, Callable
 
 from polykv_proxy.core.ledger import Placement
-from polykv_proxy.core.pools import Pool, PoolTree, SeqRef
+from polykv_proxy.core.pools import Pool, PoolTree, SavedCopy, SeqRef
+from polykv_proxy.core.quarantine import Quarantine
 from polykv_proxy.core.tally import Copied
 from polykv_proxy.engine import wire
 from polykv_proxy.errors import ApiError, EngineError, EngineRefusedError, EngineUnavailableError
@@ -29,6 +30,7 @@ class Builder:
         self._hub = hub
         self._vault = vault
         self._bring = bring
+        self._quarantine = Quarantine(hub.ledger)
         self.maker = Maker(hub, vault)
 
     @property
@@ -46,14 +48,19 @@ class Builder:
             body["n_tokens"] = spec.n_tokens
         boot_id = self._hub.boot_id
         made = await self.maker.make(body, lambda step: flight.report(Step(pool_id, step)))
-        return made, _placement(boot_id, made)
+        at = _placement(boot_id, made)
+        if self._quarantine.tainted(at.base, at.n_shared):
+            await self.maker.give_back(at.seq, at.boot_id)
+            message = f"session {spec.from_session!r} ran on KV that failed a check; its next turn is computed anew"
+            raise ApiError("session_not_resident", message, param="from_session")
+        return made, at
 
     async def restore(self, pool: Pool, flight: PoolFlight) -> Placement | None:
         """Read a pool's copy, its parents first where it starts on them. None: there is none that can be used, or not now.
 
         A copy that is refused is deleted. ApiError, EngineError: then it cannot be computed either.
         """
-        copy = pool.copy
+        copy = await self._copy_of(pool)
         base, agreed = await self._bring_base(pool, flight) if copy is not None and copy.start else (None, 0)
         if copy is None or agreed < copy.start:
             return None
@@ -70,8 +77,18 @@ class Builder:
         except EngineError as error:
             log.warning("the copy of pool %d could not be read now: %s", pool.pool_id, error)
             return None
+        at = _placement(boot_id, made)
+        if await self._copy_of(pool) != copy or self._quarantine.tainted(at.base, at.n_shared):
+            await self.maker.give_back(at.seq, at.boot_id)
+            return None
         self._hub.tally.copies[Copied.READ] += 1
-        return _placement(boot_id, made)
+        return at
+
+    async def _copy_of(self, pool: Pool) -> SavedCopy | None:
+        """The copy that may be believed at this moment; one that is being read is taken away only with what failed a check."""
+        async with self._hub.cleaning:
+            now = self._tree.get(pool.pool_id)
+        return now.copy if now is not None else pool.copy
 
     async def _judge(self, pool: Pool, base: SeqRef | None, error: EngineRefusedError) -> None:
         """What a refusal says: that the parent's sequence is gone, that the file is bad, or nothing about it."""
@@ -84,9 +101,18 @@ class Builder:
             log.warning("the copy of pool %d could not be read now: %s", pool.pool_id, error)
 
     async def compute(self, pool: Pool, flight: PoolFlight, spec: PoolSpec | None = None) -> tuple[wire.Made, Placement]:
-        """Prefill a pool's own tokens onto its parent's. A parent that is lost meanwhile is brought back, once.
+        """Prefill a pool's own tokens onto its parent's; once more when that failed a check meanwhile."""
+        while True:
+            async with self._hub.cleaning:
+                pass
+            made, at = await self._compute(pool, flight, spec)
+            if not self._quarantine.tainted(at.base, at.n_shared):
+                return made, at
+            await self.maker.give_back(at.seq, at.boot_id)
 
-        What takes the place of another pool is prefilled onto that one, while it has KV.
+    async def _compute(self, pool: Pool, flight: PoolFlight, spec: PoolSpec | None) -> tuple[wire.Made, Placement]:
+        """A parent that is lost meanwhile is brought back, once. What takes the place of another pool is prefilled onto that one,
+        while it has KV.
         """
         old = self._tree.get(spec.beside) if spec is not None and spec.beside is not None else None
         if spec is not None and spec.keep_to is not None and old is not None and old.seq is not None:

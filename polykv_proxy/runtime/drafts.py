@@ -92,8 +92,6 @@ class Drafts:
         parent = self._find(pool_id)
         if parent.residency is Residency.RELEASING:
             raise ApiError("pool_releasing", f"pool {pool_id} is being released and cannot be forked", param="pool_id")
-        if parent.residency in {Residency.FAILED, Residency.QUARANTINED}:
-            raise ApiError(
-                "conflict", f"pool {pool_id} is {parent.residency} ({parent.reason}) and cannot be forked", param="pool_id"
-            )
+        if parent.residency is Residency.FAILED:
+            raise ApiError("conflict", f"pool {pool_id} is failed ({parent.reason}) and cannot be forked", param="pool_id")
         return parent

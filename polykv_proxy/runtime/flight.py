@@ -48,6 +48,11 @@ class Flight(Generic[Result, Step]):
         """Has nobody asked for this work up to now?"""
         return self._unasked and not self._waiters
 
+    @property
+    def ending(self) -> bool:
+        """Is the work over, or being stopped?"""
+        return self._task.done() or self._task.cancelling() > 0
+
     def cancel(self) -> None:
         """Stop the work for everyone."""
         self._task.cancel()

@@ -49,6 +49,8 @@ class Hub:
         self._tasks: set[asyncio.Future[Any]] = set()
         self.on_expire: Callable[[int], Awaitable[None]] | None = None
         self.on_drop_copy: Callable[[int], Awaitable[None]] | None = None
+        self.cleaning = asyncio.Lock()
+        """Held while KV that failed a check may still be found in idle slots: nothing is built meanwhile."""
 
     def start(self) -> None:
         """Begin to run posted commands."""
@@ -91,6 +93,14 @@ class Hub:
         for command in commands:
             await self._execute(command)
 
+    async def run_each(self, commands: Iterable[Command]) -> None:
+        """Run commands now. What the journal does not take is only logged: where KV lies is found out again at the next start."""
+        for command in commands:
+            try:
+                await self._execute(command)
+            except JournalError as error:
+                log.warning("%s was not written down: %s", command, error)
+
     async def save_pool(self, pool_id: int) -> None:
         """Write down what has changed of a pool. One that is being made, failed or is being released has no row, and gets none."""
         pool = self.ledger.tree.get(pool_id)
@@ -120,9 +130,7 @@ class Hub:
         while True:
             command = await self._queue.get()
             try:
-                await self._execute(command)
-            except JournalError:
-                log.exception("%s was not written down", command)
+                await self.run_each([command])
             finally:
                 self._queue.task_done()
 

@@ -84,7 +84,7 @@ class LifetimeService:
         await self._vault.keep(pool_id)
         commands = self._core.evict(pool_id)
         self._hub.tally.evictions[Evicted.ASKED] += bool(commands)
-        await self._run(commands)
+        await self._hub.run_each(commands)
         return bool(commands)
 
     async def flush(self, pool_id: int) -> Flushed:
@@ -96,16 +96,8 @@ class LifetimeService:
             await self._vault.keep(idle_id)
         flushed = self._core.flush(pool_id)
         self._hub.tally.evictions[Evicted.ASKED] += len(flushed.evicted)
-        await self._run(list(flushed.commands))
+        await self._hub.run_each(flushed.commands)
         return flushed
-
-    async def _run(self, commands: list[Command]) -> None:
-        """The journal only says where KV was last seen: an eviction it could not take is found out at the next start."""
-        for command in commands:
-            try:
-                await self._hub.run([command])
-            except JournalError as error:
-                log.warning("an eviction was not written down: %s", error)
 
     async def release(self, pool_id: int, *, recursive: bool = False, over_pins: bool = False) -> Released:
         """Release a pool, or a subtree that nobody uses. Requests that run on it end first; idle sessions lose it."""

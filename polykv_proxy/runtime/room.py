@@ -22,6 +22,9 @@ from polykv_proxy.runtime.vault import Vault
 
 log = logging.getLogger("polykv.room")
 
+LOW_CELLS = 0.05
+"""With less than this part of all cells free or idle, idle pools give up theirs before a running request has to stop."""
+
 
 class Room:
     """Makes room in the engine for one hub. Pools in `spare` stay, though nobody uses them."""
@@ -42,6 +45,13 @@ class Room:
         used = sum(pool.seq is not None for pool in tree)
         evictable = sum(1 for _ in leaving(self._lifetime.candidates(self._hub.clock.wall(), self.spare)))
         return hello is not None and hello.max_pools - used + evictable > lacking
+
+    async def has(self, n_cells: int) -> bool:
+        """Are so many cells free or idle that even without them the cache is not low?"""
+        if not self._shares_cells():
+            return True
+        state = await self._hub.client.state()
+        return not state.cells.total or _available(state) - n_cells >= LOW_CELLS * state.cells.total
 
     async def for_cells(self, n_cells: int) -> None:
         """Before a prefill: as many cells as it needs beyond what is free or idle. What cannot be had is the engine's to refuse.
@@ -65,13 +75,10 @@ class Room:
         message = "the cache is full, and all that it holds is in use or kept; try again later, or start with a larger context"
         raise ApiError("saturated", message, retry_after_s=5)
 
-    async def relieve(self, low_ratio: float) -> None:
-        """In quiet times: evict an idle pool when less than this part of all cells is free or idle."""
-        if not self._shares_cells():
-            return
+    async def relieve(self) -> None:
+        """In quiet times: evict an idle pool when the cache is low."""
         try:
-            state = await self._hub.client.state()
-            if state.cells.total and _available(state) < low_ratio * state.cells.total:
+            if not await self.has(0):
                 await self._evict(n_ids=1)
         except EngineError as error:
             log.info("no room was made: %s", error)

@@ -52,6 +52,10 @@ class PoolRow:
     n_rebuilds: int
     n_restores: int
     saved_bytes: int
+    n_verifies: int
+    n_mismatches: int
+    verified_ts: float | None
+    verify_verdict: str | None
     savings: Mapping[str, object]
     ttl_s: float | None
     created_ts: float

@@ -35,6 +35,7 @@ from polykv_proxy.runtime.requests import RequestDesk
 from polykv_proxy.runtime.rows import StateView
 from polykv_proxy.runtime.state_folder import StateFolder
 from polykv_proxy.runtime.vault import Vault
+from polykv_proxy.runtime.verifier import Verifier
 from polykv_proxy.runtime.view import View
 from polykv_proxy.settings import Settings
 
@@ -44,8 +45,6 @@ SWEEP_S = 1.0
 STATE_S = 3.0
 """The engine answers from a published snapshot at any time: longer silence means that it hangs."""
 PURGE_EVERY = 3600
-LOW_CELLS = 0.05
-"""With less than this part of all cells free or idle, idle pools give up theirs before a running request has to stop."""
 
 
 class SystemClock:
@@ -102,6 +101,7 @@ class Runtime:
         self.keeper = Keeper(hub, pools, vault)
         self.lifetimes = LifetimeService(hub, pools, vault)
         self.compaction = CompactionService(hub, self.lifetimes)
+        self.verifier = Verifier(hub, pools)
         self.requests = RequestDesk(hub, pools)
         self.link = EngineLink(hub, options.remedy)
         self.declared = DeclaredPools(hub, pools, self.lifetimes, self.link, options.declared)
@@ -166,6 +166,7 @@ class Runtime:
         if self._declaring is not None:
             self._declaring.cancel()
             await asyncio.wait([self._declaring])
+        await self.verifier.stop()
         await self.pools.stop()
         await self.keeper.copy_all(self._options.copy_grace_s)
         await self.hub.stop()
@@ -233,7 +234,7 @@ class Runtime:
     async def _relieve(self) -> None:
         """What is evicted may be copied to disk before: the sweep does not wait for long."""
         if self._relief is None or self._relief.done():
-            self._relief = self.hub.spawn(self.pools.maker.room.relieve(LOW_CELLS))
+            self._relief = self.hub.spawn(self.pools.maker.room.relieve())
         await asyncio.wait([self._relief], timeout=SWEEP_S)
 
     async def _expire(self, pool_id: int) -> None:

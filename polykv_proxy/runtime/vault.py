@@ -11,6 +11,7 @@ import logging
 
 from polykv_proxy.core.commands import Command
 from polykv_proxy.core.pools import Pool, Residency, SavedCopy
+from polykv_proxy.core.quarantine import Quarantine
 from polykv_proxy.core.tally import Copied
 from polykv_proxy.core.vault import Kept, file_bytes, shelf, to_drop, warmths
 from polykv_proxy.errors import EngineError, EngineRefusedError, EngineUnavailableError, JournalError, SettingsError
@@ -172,7 +173,8 @@ class Vault:
         self._works()
         tree = self._hub.ledger.tree
         used = sum(other.copy.n_bytes for other in tree if other.copy is not None)
-        if tree.get(pool.pool_id) is None or self._unwanted or used + size > self.limit:
+        wrong = Quarantine(self._hub.ledger).tainted(pool.seq, pool.prefix_len)
+        if tree.get(pool.pool_id) is None or self._unwanted or wrong or used + size > self.limit:
             await asyncio.to_thread(self.folder.delete, pool.pool_id)
             return False
         self._hub.tally.copies[Copied.WRITTEN] += 1

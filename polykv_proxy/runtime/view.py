@@ -84,6 +84,10 @@ class View:
             n_rebuilds=pool.counts.n_rebuilds,
             n_restores=pool.counts.n_restores,
             saved_bytes=pool.copy.n_bytes if pool.copy else 0,
+            n_verifies=pool.checks.n_checks,
+            n_mismatches=pool.checks.n_mismatches,
+            verified_ts=pool.checks.last_ts,
+            verify_verdict=pool.checks.last.value if pool.checks.last else None,
             savings=as_object(self._telemetry.savings.of_pool(pool.pool_id)),
             ttl_s=pool.ttl_s,
             created_ts=pool.created_ts,
@@ -158,9 +162,9 @@ class View:
         )
 
     def _other_bytes(self, accounts: Accounts) -> int:
-        """Cells of slots without a session, and of sessions that are attached to no pool."""
-        detached = [session.number for session in self._ledger.sessions if session.pool_id is None]
-        return sum(accounts.session_bytes(number) for number in (0, *detached))
+        """Cells of slots without a session, of sessions that are attached to no pool, and of work of our own."""
+        attached = {session.number for session in self._ledger.sessions if session.pool_id is not None}
+        return sum(accounts.session_bytes(number) for number in accounts.numbers - attached)
 
 
 class _Speeds:

@@ -228,6 +228,9 @@ async def test_hits_are_what_was_really_not_computed_and_zeros_have_reasons(tmp_
         assert found["polykv_saved_prompt_tokens_total"] == before
         assert found['polykv_pool_rebuilds_total{outcome="made"}'] == 1
         assert found['polykv_pool_evictions_total{cause="asked"}'] == 1
+        assert (await rig.proxy.api.post("/polykv/pools/p/verify")).json()["verdict"] == "ok"
+        found = await rig.until('polykv_pool_checks_total{verdict="ok"}', 1.0)
+        assert found['polykv_pool_checks_total{verdict="mismatch"}'] == 0
         await rig.ask("one two three four five", n_predict=1, pool_id="p", cache_prompt=False)
         found = await rig.until('polykv_not_shared_total{reason="cache_prompt_off"}', 1.0)
         assert found[f"vllm:prefix_cache_hits_total{NAME}"] <= found[f"vllm:prefix_cache_queries_total{NAME}"]

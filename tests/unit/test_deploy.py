@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from polykv_proxy.core.pools import Verdict
 from polykv_proxy.core.tally import Copied, Ending, Evicted, Rebuilt
 from polykv_proxy.engine.status import EngineState
 from polykv_proxy.observability import catalog
@@ -26,6 +27,7 @@ VALUES = {
     ("polykv_pool_evictions_total", "cause"): set(Evicted),
     ("polykv_pool_rebuilds_total", "outcome"): set(Rebuilt),
     ("polykv_disk_copies_total", "outcome"): set(Copied),
+    ("polykv_pool_checks_total", "verdict"): set(Verdict),
     ("up", "job"): {"polykv"},
 }
 _SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}")

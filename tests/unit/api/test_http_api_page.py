@@ -5,7 +5,7 @@ from pathlib import Path
 
 from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext
-from polykv_proxy.api.wire import CompactPool, CreatePool, ForkPool, PinPool, UnpinPool
+from polykv_proxy.api.wire import CompactPool, CreatePool, ForkPool, PinPool, UnpinPool, VerifyPool
 from polykv_proxy.core.pools import Residency
 from polykv_proxy.core.retention import Keep
 from polykv_proxy.errors import KINDS
@@ -31,7 +31,9 @@ async def test_every_route_has_a_heading_and_every_heading_a_route(tmp_path: Pat
 
 def test_every_field_and_word_is_on_the_page() -> None:
     """Body fields of our verbs, residencies, and what keeps a pool stand on the page."""
-    for field in {name for model in (CreatePool, ForkPool, CompactPool, PinPool, UnpinPool) for name in model.model_fields}:
+    for field in {
+        name for model in (CreatePool, ForkPool, CompactPool, PinPool, UnpinPool, VerifyPool) for name in model.model_fields
+    }:
         assert f"`{field}`" in PAGE, field
     for word in (*Residency, *(keep for keep in Keep if keep is not Keep.GRACE)):
         assert f"`{word.value}`" in PAGE, word

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from hypothesis import given
 
-from polykv_proxy.core.commands import FreeSeq, SavePool
+from polykv_proxy.core.commands import DropCopy, FreeSeq, SavePool
 from polykv_proxy.core.events import EngineFacts
 from polykv_proxy.core.ledger import Ledger, LedgerLimits, Placement
-from polykv_proxy.core.pools import Pin, Pool, Residency, SeqRef
+from polykv_proxy.core.pools import Pin, Pool, Residency, SavedCopy, SeqRef
 from polykv_proxy.core.prefix import as_tokens, hash_prefix
 from polykv_proxy.core.quarantine import Quarantine, makers
 from tests.unit.core.test_ownership import STEPS, Cache, Thing
@@ -89,13 +89,17 @@ def test_who_holds_a_condemned_cell_loses_its_kv() -> None:
 
 
 def test_all_that_shares_the_root_goes_with_it() -> None:
-    """Also copies of KV of pools below that have none in the engine now are not to be believed."""
+    """So do the copies of their KV, also of a pool below that has none in the engine now; records say so at once."""
     ledger = family()
+    for pool_id in (2, 3, 5):
+        ledger.set_copy(pool_id, SavedCopy(100, 0))
     ledger.displace(3, Residency.EVICTED, "idle")
+    assert residencies(ledger)[2] == "saved"
     condemned = Quarantine(ledger).condemn(A, "it differs")
     assert condemned.pool_ids == (1, 2, 4)
-    assert condemned.distrusted == (1, 2, 3, 4)
+    assert [c.pool_id for c in condemned.commands if isinstance(c, DropCopy)] == [2, 3]
     assert residencies(ledger) == ["quarantined", "quarantined", "evicted", "quarantined", "resident"]
+    assert [pool.pool_id for pool in ledger.tree if pool.copy is not None] == [5]
 
 
 def test_who_shares_only_cells_of_somebody_else_is_not_concerned() -> None:

@@ -53,6 +53,17 @@ async def test_the_last_waiter_that_leaves_stops_it_unless_it_is_kept(keep: bool
     await flight.ended()
 
 
+async def test_work_that_is_being_stopped_is_ending() -> None:
+    """Before it is done: who comes now must not join it."""
+    flight = Flight(Work())
+    await asyncio.sleep(0)
+    assert not flight.ending
+    flight.cancel()
+    assert (flight.ending, flight.done) == (True, False)
+    await flight.ended()
+    assert (flight.ending, flight.done) == (True, True)
+
+
 async def test_an_error_reaches_every_waiter() -> None:
     """Waiters see the error of the work, and nobody complains when none is there."""
 
