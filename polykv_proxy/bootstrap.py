@@ -90,6 +90,7 @@ class Proxy:
             self._relay.gate = PoolGate(runtime, settings.default_pool, prepared.keys)
             self._relay.additions = Additions(runtime, prepared.api_prefix.encode(), settings.default_pool)
             self._metrics = self._measure(runtime)
+        self._relay.on_post = runtime.hub.on_wanted
         if settings.no_progress_s is not None:
             self._watch = ProgressWatch(runtime.hub, settings.no_progress_s, self._relay.owed, self._doubt)
             runtime.hub.spawn(self._watch.run())

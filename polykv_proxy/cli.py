@@ -75,6 +75,7 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
     pool_grace_s: Annotated[float | None, _option("pool_grace_s", panel=_POOLS)] = None,
     session_ttl_s: Annotated[float | None, _option("session_ttl_s", panel=_POOLS)] = None,
     kv_disk_bytes: Annotated[str | None, _option("kv_disk_bytes", panel=_POOLS, metavar="SIZE")] = None,
+    verify_interval_s: Annotated[float | None, _option("verify_interval_s", panel=_POOLS)] = None,
     state_dir: Annotated[Path | None, _option("state_dir", panel=_POOLS)] = None,
     off: Annotated[bool, _option("off", "--off", panel=_POOLS)] = False,
     body_limit_bytes: Annotated[int | None, _option("body_limit_bytes", panel=_TIMES)] = None,

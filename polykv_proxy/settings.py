@@ -92,6 +92,9 @@ class Settings(BaseSettings):
         ge=1,
         description="Seconds without any progress of the engine after which requests that wait for it are ended. Default: never.",
     )
+    verify_interval_s: float | None = Field(
+        None, gt=0, description="Seconds after which an idle pool is verified again while the engine is idle. Default: never."
+    )
     stop_grace_s: float = Field(10.0, ge=0, description="Seconds the engine has to end by itself before it is killed.")
     drain_grace_s: float = Field(30.0, ge=0, description="Seconds that running requests have to finish when the proxy is stopped.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(

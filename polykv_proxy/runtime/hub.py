@@ -49,6 +49,8 @@ class Hub:
         self._tasks: set[asyncio.Future[Any]] = set()
         self.on_expire: Callable[[int], Awaitable[None]] | None = None
         self.on_drop_copy: Callable[[int], Awaitable[None]] | None = None
+        self.on_wanted: Callable[[], None] = lambda: None
+        """Called when somebody else than we may want a slot of the engine."""
         self.cleaning = asyncio.Lock()
         """Held while KV that failed a check may still be found in idle slots: nothing is built meanwhile."""
 

@@ -63,6 +63,11 @@ class PoolService:
             raise ApiError("pool_not_found", f"there is no pool {key!r}; GET /polykv/pools lists those there are", param="pool_id")
         return pool
 
+    @property
+    def busy(self) -> bool:
+        """Is any pool being made?"""
+        return any(not flight.done for flight in self._flights.values())
+
     def flight(self, pool_id: int) -> PoolFlight | None:
         """The work in progress on a pool."""
         flight = self._flights.get(pool_id)
@@ -73,6 +78,7 @@ class PoolService:
     def create(self, spec: PoolSpec, ticket: Ticket | None = None, *, keep: bool = False) -> PoolFlight:
         """Begin to make a pool, or join the work of the same ticket. With a name or a ticket the work goes on without waiters."""
         keep = keep or spec.name is not None or ticket is not None
+        self._hub.on_wanted()
 
         def begin() -> PoolFlight:
             return Flight(lambda flight: self._create(spec, ticket, flight), keep=keep)

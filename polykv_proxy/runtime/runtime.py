@@ -33,6 +33,7 @@ from polykv_proxy.runtime.orders import Declared
 from polykv_proxy.runtime.pools import PoolService
 from polykv_proxy.runtime.requests import RequestDesk
 from polykv_proxy.runtime.rows import StateView
+from polykv_proxy.runtime.self_check import SelfCheck
 from polykv_proxy.runtime.state_folder import StateFolder
 from polykv_proxy.runtime.vault import Vault
 from polykv_proxy.runtime.verifier import Verifier
@@ -61,17 +62,20 @@ class SystemClock:
 
 @dataclass(frozen=True, slots=True)
 class RuntimeOptions:
-    """`state_dir` None keeps the journal in memory, and no copies of KV. `sweep_s` None leaves `sweep` and `keeper` to the caller.
+    """`state_dir` None keeps the journal in memory, and no copies of KV. `sweep_s` None leaves `sweep`, `keeper` and `self_check`
+    to the caller.
 
-    `declared` are pools that there are to be, each after its parent. `off`: why there are none, whatever the engine is; then it is
-    not asked. `remedy`: what helps when the engine has none. `kv_disk_bytes`: how many bytes copies may take; 0 for none.
-    `copy_grace_s`: how long they may take before the end.
+    `declared` are pools that there are to be, each after its parent. `verify_interval_s`: seconds after which an idle pool is
+    verified again, None for never. `off`: why there are none, whatever the engine is; then it is not asked. `remedy`: what helps
+    when the engine has none. `kv_disk_bytes`: how many bytes copies may take; 0 for none. `copy_grace_s`: how long they may take
+    before the end.
     """
 
     state_dir: Path | None = None
     limits: LedgerLimits = field(default_factory=LedgerLimits)
     sweep_s: float | None = SWEEP_S
     declared: Sequence[Declared] = ()
+    verify_interval_s: float | None = None
     off: str | None = None
     remedy: str = "run an engine that has them"
     kv_disk_bytes: int = 0
@@ -84,6 +88,7 @@ class RuntimeOptions:
             state_dir,
             LedgerLimits(settings.max_pool_objects, settings.session_ttl_s, settings.pool_grace_s),
             declared=declared,
+            verify_interval_s=settings.verify_interval_s,
             off="the proxy was started with --off" if settings.off else None,
             remedy=remedy,
             kv_disk_bytes=settings.kv_disk_bytes or 0,
@@ -102,6 +107,7 @@ class Runtime:
         self.lifetimes = LifetimeService(hub, pools, vault)
         self.compaction = CompactionService(hub, self.lifetimes)
         self.verifier = Verifier(hub, pools)
+        self.self_check: SelfCheck | None = None
         self.requests = RequestDesk(hub, pools)
         self.link = EngineLink(hub, options.remedy)
         self.declared = DeclaredPools(hub, pools, self.lifetimes, self.link, options.declared)
@@ -150,6 +156,11 @@ class Runtime:
         else:
             hub.absent, hub.remedy = options.off, options.remedy
         runtime._declaring = hub.spawn(runtime.declared.run())
+        if options.verify_interval_s is not None:
+            runtime.self_check = SelfCheck(hub, runtime.pools, runtime.verifier, options.verify_interval_s)
+            hub.on_wanted = runtime.self_check.give_way
+            if options.sweep_s is not None:
+                hub.spawn(runtime.self_check.run())
         if options.sweep_s is not None:
             hub.spawn(runtime._sweep_often(options.sweep_s))
             hub.spawn(runtime.keeper.run(options.sweep_s))

@@ -47,6 +47,8 @@ class Relay:
         self.tally = RelayTally()
         self.additions: Callable[[bytes], Callable[[bytes], bytes | None] | None] | None = None
         """For the decoded path of a page: what makes another page of it, or None."""
+        self.on_post: Callable[[], None] = lambda: None
+        """Called when a request begins that may make the engine work."""
         self.running: set[Exchange] = set()
         self.n_relayed = 0
         self._draining: ApiError | None = None
@@ -72,6 +74,8 @@ class Relay:
     def enter(self, exchange: Exchange) -> None:
         """An exchange begins."""
         self.running.add(exchange)
+        if exchange.method == b"POST":
+            self.on_post()
         self.n_relayed += 1
         self._idle.clear()
 
