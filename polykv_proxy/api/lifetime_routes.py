@@ -14,7 +14,6 @@ from polykv_proxy.api.context import ApiContext, read_body, require_admin
 from polykv_proxy.api.queries import find, flag
 from polykv_proxy.api.waiting import CLIENT_LEFT, outcome_for
 from polykv_proxy.api.wire import CompactPool, NoFields, PinPool, RenewPool, UnpinPool, parse
-from polykv_proxy.core.pools import Pool
 from polykv_proxy.errors import ApiError
 
 
@@ -30,21 +29,21 @@ def lifetime_routes(context: ApiContext) -> APIRouter:
         if wanted.lease == "none":
             require_admin(context, request, "a pin without a lease")
         await lifetimes.pin(pool.pool_id, wanted.owner, None if wanted.lease == "none" else wanted.lease)
-        return _shown(pool)
+        return await _shown(context, pool.pool_id)
 
     @router.post("/polykv/pools/{key}/unpin")
     async def unpin_pool(request: Request, key: str) -> Response:
         wanted = parse(UnpinPool, await read_body(context, request) or b"{}")
         pool = find(context, key)
         await lifetimes.unpin(pool.pool_id, wanted.owner)
-        return _shown(pool)
+        return await _shown(context, pool.pool_id)
 
     @router.post("/polykv/pools/{key}/renew")
     async def renew_pool(request: Request, key: str) -> Response:
         wanted = parse(RenewPool, await read_body(context, request) or b"{}")
         pool = find(context, key)
         await lifetimes.renew(pool.pool_id, wanted.ttl_s)
-        return _shown(pool)
+        return await _shown(context, pool.pool_id)
 
     @router.post("/polykv/pools/{key}/evict")
     async def evict_pool(request: Request, key: str) -> Response:
@@ -77,7 +76,8 @@ def lifetime_routes(context: ApiContext) -> APIRouter:
             "released": list(done.released),
             "retiring": list(done.retiring),
         }
-        shown = context.runtime.view.pool(context.runtime.pools.find(made.pool_id), context.runtime.hub.hello)
+        state = await context.runtime.hub.state()
+        shown = context.runtime.view.pool(context.runtime.pools.find(made.pool_id), state)
         headers = {"location": f"/polykv/pools/{made.pool_id}"}
         return JSONResponse({**shown, "compacted": facts}, status_code=made.status, headers=headers)
 
@@ -96,8 +96,9 @@ def lifetime_routes(context: ApiContext) -> APIRouter:
             return JSONResponse({**facts, "residency": "releasing", "n_running": released.n_running}, status_code=202)
         return JSONResponse({**facts, "released": True, "released_pools": list(released.pool_ids)})
 
-    def _shown(pool: Pool) -> Response:
-        now = context.runtime.pools.find(pool.pool_id)
-        return JSONResponse(context.runtime.view.pool(now, context.runtime.hub.hello))
-
     return router
+
+
+async def _shown(context: ApiContext, pool_id: int) -> Response:
+    state = await context.runtime.hub.state()
+    return JSONResponse(context.runtime.view.pool(context.runtime.pools.find(pool_id), state))

@@ -114,6 +114,8 @@ _CAPACITY = (
     "seq_ids_max",
     "cells_used",
     "cells_total",
+    "kv_bytes_used",
+    "kv_bytes_total",
     "kv_streams_total",
     "kv_streams_free",
     "kv_cells_per_stream",

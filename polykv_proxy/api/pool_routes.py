@@ -73,11 +73,12 @@ async def _awaited(request: Request, flight: PoolFlight) -> Response:
 async def _accepted(context: ApiContext, flight: PoolFlight) -> Response:
     flight.keep = flight.kept_open = True
     step = await first_step(flight)
+    state = await context.runtime.hub.state()
     pool = context.runtime.hub.ledger.tree.get(step.pool_id) if step is not None else None
     if pool is None:
         made = await outcome(flight)
         return _json(made.reply, made.status, made.pool_id)
-    shown = context.runtime.view.pool(pool, context.runtime.hub.hello)
+    shown = context.runtime.view.pool(pool, state)
     return JSONResponse(shown, status_code=202, headers={"location": f"/polykv/pools/{pool.pool_id}"})
 
 

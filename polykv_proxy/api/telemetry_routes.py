@@ -27,7 +27,7 @@ def telemetry_routes(context: ApiContext) -> APIRouter:
     @router.get("/polykv/capacity")
     async def capacity() -> Response:
         hello = runtime.hub.require_engine()
-        state = await runtime.state()
+        state = await runtime.hub.state()
         if state is None:
             raise ApiError("engine_unavailable", "the engine does not answer", retry_after_s=1)
         return JSONResponse(capacity_page(runtime.hub.ledger, runtime.view.look(hello, state), state.update))

@@ -103,11 +103,13 @@ class Hello(_Wire):
 
 
 class SeqState(_Wire):
-    """One sequence in `state`."""
+    """One sequence in `state`. What it owns of what is in use, and the host memory of its checkpoints, are no other sequence's."""
 
     seq: str
     n_tokens: int
     cells: int = 0
+    own_cells: int = 0
+    own_bytes: int = 0
     checkpoint_bytes: int = 0
 
 
@@ -139,6 +141,9 @@ class SlotState(_Wire):
     n_shared: int = 0
     n_tokens: int = 0
     n_ctx: int = 0
+    own_cells: int = 0
+    own_bytes: int = 0
+    checkpoint_bytes: int = 0
     n_decoded: int = 0
     us_decode: int = 0
     totals: SlotTotals = SlotTotals()
@@ -157,6 +162,14 @@ class Cells(_Wire):
     total: int = 0
 
 
+class KvBytes(_Wire):
+    """Bytes of the caches: in use, of those what no sequence and no slot in the lists owns, and in all."""
+
+    used: int = 0
+    other: int = 0
+    total: int = 0
+
+
 class State(_Wire):
     """`GET state`."""
 
@@ -167,6 +180,8 @@ class State(_Wire):
     seqs: list[SeqState] = []
     slots: list[SlotState] = []
     cells: Cells = Cells()
+    cells_swa: Cells = Cells()
+    kv_bytes: KvBytes = KvBytes()
 
     def work(self) -> object:
         """What is another value whenever the engine has done something. `update` counts only while a slot works: of an idle engine
@@ -186,14 +201,16 @@ class State(_Wire):
 
 
 class Counters(_Wire):
-    """Data of one `counters` event: the slots that changed."""
+    """Data of one `counters` event: the slots that changed, and all sequences when one of them did."""
 
     boot_id: str
     update: int = 0
     phase: str = "ready"
     t_us: int = 0
     slots: list[SlotState] = []
+    seqs: list[SeqState] | None = None
     cells: Cells = Cells()
+    kv_bytes: KvBytes = KvBytes()
 
     def value(self) -> events.Counters:
         """As the core takes it."""

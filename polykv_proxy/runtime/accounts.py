@@ -1,6 +1,7 @@
-"""Who holds how much KV: pools, sessions, and the slots of nobody, from the records and the engine's snapshot.
+"""Who holds how much KV: pools, sessions, and what is nobody's, from the records and the engine's count.
 
-Law: reads only. Each cell in use is counted once; the sum over all is what the engine has in use (plain attention, at rest).
+Law: reads only. The engine counts each byte in use once, for the oldest sequence that holds it or else for a slot; here the
+owners get names.
 """
 
 from __future__ import annotations
@@ -10,77 +11,71 @@ from collections.abc import Mapping
 
 from polykv_proxy.core.ledger import Ledger
 from polykv_proxy.core.lifetime import Uses
-from polykv_proxy.core.ownership import Holder, owned_tokens
 from polykv_proxy.core.pools import SeqRef
-from polykv_proxy.engine.wire import Hello, SlotState, State
+from polykv_proxy.engine.wire import SeqState, SlotState, State
+
+_NOTHING = SeqState(seq="0.0", n_tokens=0)
 
 
 class Accounts:
-    """One look at everything. `state` None: slots are not known."""
+    """One look at everything. `state` None: the engine does not answer, and nobody holds anything that is known."""
 
-    def __init__(self, ledger: Ledger, hello: Hello | None, state: State | None) -> None:
+    def __init__(self, ledger: Ledger, state: State | None) -> None:
         self._ledger = ledger
-        self._bytes_per_token = hello.kv.bytes_per_token if hello is not None else 0
         self.uses = Uses(ledger)
-        pools = [pool for pool in ledger.tree if pool.seq is not None]
+        seqs = {SeqRef.parse(seq.seq): seq for seq in state.seqs} if state is not None else {}
         slots = state.slots if state is not None else []
-        holders = [Holder(pool.seq, pool.base, pool.n_shared, pool.prefix_len) for pool in pools]
-        shares = hello is None or hello.kv.unified
-        holders += [_slot_holder(slot, shares=shares) for slot in slots]
-        owned = owned_tokens(holders, ledger.lineage)
-        self._of_pool = {pool.pool_id: own for pool, own in zip(pools, owned, strict=False)}
-        of_slot = owned[len(pools) :]
+        self._of_pool = {pool.pool_id: seqs.pop(pool.seq, _NOTHING) for pool in ledger.tree if pool.seq is not None}
+        self._stray_bytes = sum(seq.own_bytes for seq in seqs.values()) + (state.kv_bytes.other if state is not None else 0)
         self.by_session: Mapping[int, list[SlotState]] = self._by_session(slots)
         self._of_session: defaultdict[int, int] = defaultdict(int)
-        for slot, own in zip(slots, of_slot, strict=True):
-            self._of_session[self.session_of(slot)] += own
+        for slot in slots:
+            self._of_session[self.session_of(slot)] += slot.own_bytes
         self._of_subtree: defaultdict[int, int] = defaultdict(int)
-        self.n_tokens = sum(owned)
-        self.idle_tokens = sum(own for slot, own in zip(slots, of_slot, strict=True) if self._is_spare(slot))
+        self.idle_cells = sum(slot.own_cells for slot in slots if slot.state == "idle" and self.session_of(slot) == 0)
         """Cells that idle slots keep for nobody: any request may have them."""
 
     def own_bytes(self, pool_id: int) -> int:
-        """Bytes of the cells that are the pool's own."""
-        return self._bytes(self._of_pool.get(pool_id, 0))
+        """Bytes that are the pool's own."""
+        return self._of_pool.get(pool_id, _NOTHING).own_bytes
+
+    def checkpoint_bytes(self, pool_id: int) -> int:
+        """Host memory of the states that the pool keeps along its prefix; one that its parent keeps too is the parent's."""
+        return self._of_pool.get(pool_id, _NOTHING).checkpoint_bytes
 
     def session_bytes(self, number: int) -> int:
-        """Bytes of the cells that only this session has; number 0: of all slots without a session."""
-        return self._bytes(self._of_session[number])
-
-    @property
-    def numbers(self) -> frozenset[int]:
-        """Numbers of all sessions that hold cells; 0 where slots without one do."""
-        return frozenset(self._of_session)
+        """Bytes that only this session has."""
+        return self._of_session[number]
 
     def subtree_bytes(self, pool_id: int) -> int:
         """Bytes of the pool, of all below it, and of the sessions attached there."""
         if not self._of_subtree:
             self._sum_up()
-        return self._bytes(self._of_subtree[pool_id])
+        return self._of_subtree[pool_id]
 
     def _sum_up(self) -> None:
         for session in self._ledger.sessions:
             if session.pool_id is not None:
                 self._of_subtree[session.pool_id] += self._of_session[session.number]
         for pool in reversed(list(self._ledger.tree)):
-            self._of_subtree[pool.pool_id] += self._of_pool.get(pool.pool_id, 0)
+            self._of_subtree[pool.pool_id] += self.own_bytes(pool.pool_id)
             if pool.parent is not None:
                 self._of_subtree[pool.parent] += self._of_subtree[pool.pool_id]
 
+    def other_bytes(self) -> int:
+        """Bytes of what belongs to no pool and no session attached to one: work of our own too."""
+        attached = {session.number for session in self._ledger.sessions if session.pool_id is not None}
+        return self._stray_bytes + sum(n_bytes for number, n_bytes in self._of_session.items() if number not in attached)
+
     def all_bytes(self) -> int:
-        """Bytes of everything in use."""
-        return self._bytes(self.n_tokens)
+        """Bytes of everything."""
+        pools = sum(seq.own_bytes for seq in self._of_pool.values())
+        return pools + sum(self._of_session.values()) + self._stray_bytes
 
     def session_of(self, slot: SlotState) -> int:
         """The number of the session that a slot works for or keeps tokens of; 0 for none."""
         book = self._ledger.books.get(slot.req)
         return slot.session or (book.session if book else None) or 0
-
-    def _is_spare(self, slot: SlotState) -> bool:
-        return slot.state == "idle" and self.session_of(slot) == 0
-
-    def _bytes(self, n_tokens: int) -> int:
-        return int(n_tokens * self._bytes_per_token)
 
     def _by_session(self, slots: list[SlotState]) -> Mapping[int, list[SlotState]]:
         """The slots of each session: those that hold its tokens, and those in which further variants of its requests run."""
@@ -89,8 +84,3 @@ class Accounts:
             if slot.n_tokens or slot.state != "idle":
                 found[self.session_of(slot)].append(slot)
         return found
-
-
-def _slot_holder(slot: SlotState, *, shares: bool) -> Holder:
-    """On a split cache what a slot took from a sequence are copies, and its own."""
-    return Holder(None, SeqRef.parse(slot.seq) if slot.seq and shares else None, slot.n_shared, slot.n_tokens)

@@ -16,7 +16,7 @@ from polykv_proxy.core.ledger import Ledger
 from polykv_proxy.core.rates import Rates
 from polykv_proxy.core.tally import PoolTally
 from polykv_proxy.engine.client import EngineClient
-from polykv_proxy.engine.wire import Hello
+from polykv_proxy.engine.wire import Hello, State
 from polykv_proxy.errors import ApiError, EngineError, JournalError
 from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.journal import Journal
@@ -25,6 +25,8 @@ from polykv_proxy.runtime.telemetry import Telemetry
 
 log = logging.getLogger("polykv.runtime")
 
+STATE_S = 3.0
+"""The engine answers from a published snapshot at any time: longer silence means that it hangs."""
 SUSPICION_S = 30.0
 """How long after a call that failed or was cancelled a sequence of nobody may still appear in the engine."""
 
@@ -76,6 +78,19 @@ class Hub:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("background work failed: %s", error, exc_info=error)
+
+    async def state(self) -> State | None:
+        """The engine's snapshot, or None while it does not answer. What the reply to a verb announced is in it."""
+        if not self.linked:
+            return None
+        try:
+            async with asyncio.timeout(STATE_S):
+                return await self.client.state()
+        except TimeoutError:
+            log.warning("no state: the engine has not answered for %g s", STATE_S)
+        except EngineError as error:
+            log.info("no state: %s", error)
+        return None
 
     def suspect(self) -> None:
         """The engine may hold a sequence that no pool has: sweeps look for it for a while."""

@@ -31,7 +31,9 @@ class Live:
                 "phase": counters.phase,
                 "t_us": counters.t_us,
                 "slots": [slots[number] for number in sorted(slots)],
+                "seqs": state.seqs if counters.seqs is None else counters.seqs,
                 "cells": counters.cells,
+                "kv_bytes": counters.kv_bytes,
             }
         )
 

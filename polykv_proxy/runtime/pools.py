@@ -12,7 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from polykv_proxy.core.boots import MODEL_CHANGED, Boots
 from polykv_proxy.core.ledger import Placement
@@ -36,12 +36,13 @@ from polykv_proxy.runtime.vault import Vault
 log = logging.getLogger("polykv.pools")
 
 
-class PoolService:
-    """Makes and rebuilds pools. `show` renders a pool for a reply."""
+Show: TypeAlias = Callable[[Pool, wire.State | None], Mapping[str, object]]
 
-    def __init__(
-        self, hub: Hub, vault: Vault, show: Callable[[Pool], Mapping[str, object]], replies: tuple[Reply, ...] = ()
-    ) -> None:
+
+class PoolService:
+    """Makes and rebuilds pools. `show` renders a pool for a reply, with what the engine's state says of it."""
+
+    def __init__(self, hub: Hub, vault: Vault, show: Show, replies: tuple[Reply, ...] = ()) -> None:
         self._hub = hub
         self._show = show
         self._flights: dict[int, PoolFlight] = {}
@@ -122,7 +123,8 @@ class PoolService:
 
     async def _again(self, pool: Pool, ticket: Ticket | None) -> Made:
         await self.bring(pool.pool_id)
-        made = self._made(self.find(pool.pool_id), 200)
+        state = await self._hub.state()
+        made = self._made(self.find(pool.pool_id), 200, state)
         if ticket is not None:
             await self._save(self.find(pool.pool_id), made, ticket)
         return made
@@ -200,6 +202,7 @@ class PoolService:
     async def _land(self, pool_id: int, made: wire.Made, at: Placement, spec: PoolSpec, ticket: Ticket | None) -> Made:
         """From `done` to a pool that survives: believe the record, write it down, or give everything back."""
         ledger = self._hub.ledger
+        state = await self._hub.state()
         tokens = as_tokens(made.tokens) if made.tokens is not None else None
         try:
             pool = await self._known_snapshot(pool_id, tokens, spec) if spec.from_session is not None else self._tree.get(pool_id)
@@ -216,7 +219,7 @@ class PoolService:
             if placed is not None and placed.residency is Residency.LOST:
                 ledger.discard(pool_id)
             raise EngineUnavailableError("the pool was released or the engine went away while it was being made")
-        answer = self._made(placed, 201)
+        answer = self._made(placed, 201, state)
         try:
             await self._save(placed, answer, ticket)
         except JournalError:
@@ -258,8 +261,8 @@ class PoolService:
         with contextlib.suppress(ApiError, EngineError, JournalError):
             await self.on_unwanted((await task).pool_id)
 
-    def _made(self, pool: Pool, status: int) -> Made:
-        return Made(pool.pool_id, status, json.dumps(self._show(pool), separators=(",", ":")))
+    def _made(self, pool: Pool, status: int, state: wire.State | None) -> Made:
+        return Made(pool.pool_id, status, json.dumps(self._show(pool, state), separators=(",", ":")))
 
     def _n_resident(self) -> int:
         return sum(pool.seq is not None for pool in self._tree)
@@ -269,7 +272,10 @@ class PoolService:
     async def bring(self, pool_id: int) -> Made:
         """Wait until a pool's KV is there, for which it is rebuilt if need be. ApiError when that fails."""
         flight = self.bringing(pool_id)
-        return self._made(self.find(pool_id), 200) if flight is None else await flight.wait()
+        if flight is not None:
+            return await flight.wait()
+        state = await self._hub.state()
+        return self._made(self.find(pool_id), 200, state)
 
     def bringing(self, pool_id: int) -> PoolFlight | None:
         """The work that brings a pool's KV back, begun or joined; None when it is there. ApiError when it does not come back."""
@@ -306,6 +312,7 @@ class PoolService:
                 raise ApiError("conflict", f"pool {pool.pool_id} cannot be read from disk; it is computed when it is used")
             if at is None:
                 _, at = await self._builder.compute(pool, flight)
+            state = await self._hub.state()
             self._hub.post(self._hub.ledger.place(pool.pool_id, at))
         except (EngineError, JournalError) as error:
             log.warning("pool %d could not be made again: %s", pool.pool_id, error)
@@ -315,7 +322,7 @@ class PoolService:
         placed = self._tree.get(pool.pool_id)
         if placed is None or placed.residency is not Residency.RESIDENT:
             raise ApiError("engine_unavailable", "the engine went away while the pool was being made again", retry_after_s=1)
-        return replace(self._made(placed, 200), restored=how is Rebuilt.RESTORED)
+        return replace(self._made(placed, 200, state), restored=how is Rebuilt.RESTORED)
 
     def _rebuild_over(self, pool_id: int, flight: PoolFlight, how: Rebuilt = Rebuilt.FAILED) -> None:
         """In the same turn in which the work ends, so that nobody finds a pool that is being made by nobody; idempotent."""

@@ -122,6 +122,6 @@ class Room:
 
 
 def _available(state: State) -> int:
-    """Cells that are free, or private to idle slots: the engine takes those for itself when it needs them."""
-    idle = sum(slot.n_tokens - slot.n_shared for slot in state.slots if slot.state == "idle")
+    """Cells that are free, or owned by idle slots: the engine takes those for itself when it needs them."""
+    idle = sum(slot.own_cells for slot in state.slots if slot.state == "idle")
     return state.cells.total - state.cells.used + idle

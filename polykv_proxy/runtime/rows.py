@@ -38,6 +38,7 @@ class PoolRow:
     source: str
     own_kv_bytes: int
     subtree_kv_bytes: int
+    checkpoint_bytes: int
     pinned: bool
     pin_owner: str | None
     pin_until_ts: float | None
@@ -109,6 +110,8 @@ class Whole:
     kv_streams_total: int | None
     kv_streams_free: int | None
     kv_cells_per_stream: int | None
+    kv_bytes_used: int
+    kv_bytes_total: int
     kv_bytes: int
     other_kv_bytes: int
     saved_tokens: int

@@ -9,14 +9,13 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from polykv_proxy.core.ledger import OVERDUE_S, Ledger, LedgerLimits
-from polykv_proxy.core.pools import Pool
 from polykv_proxy.engine.client import EngineClient
-from polykv_proxy.engine.wire import SessionEnded, State
+from polykv_proxy.engine.wire import SessionEnded
 from polykv_proxy.errors import ApiError, EngineError, JournalError
 from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.answers import api_error
@@ -43,8 +42,6 @@ from polykv_proxy.settings import Settings
 log = logging.getLogger("polykv.runtime")
 
 SWEEP_S = 1.0
-STATE_S = 3.0
-"""The engine answers from a published snapshot at any time: longer silence means that it hangs."""
 PURGE_EVERY = 3600
 
 
@@ -138,11 +135,8 @@ class Runtime:
         await hub.telemetry.savings.load()
         view = View(ledger, hub.telemetry, clock)
 
-        def show(pool: Pool) -> Mapping[str, object]:
-            return view.pool(pool, hub.hello)
-
         vault = Vault(hub, CopyFolder(folder.copies_path) if folder else None, options.kv_disk_bytes)
-        runtime = cls(hub, vault, PoolService(hub, vault, show, found.replies), folder, options)
+        runtime = cls(hub, vault, PoolService(hub, vault, view.pool, found.replies), folder, options)
         hub.on_expire, hub.on_drop_copy = runtime._expire, vault.forget
         runtime.pools.on_unwanted = runtime.lifetimes.release_unwanted
         try:
@@ -204,7 +198,7 @@ class Runtime:
         hub.post(hub.ledger.sweep(now))
         self.pools.turns.expire(now - hub.ledger.limits.session_ttl_s, hub.ledger.sessions.get)
         if hub.ledger.books.overdue(now, OVERDUE_S):
-            state = await self.state()
+            state = await self.hub.state()
             if state is not None:
                 hub.post(hub.ledger.settle_overdue(state.snapshot(), now))
         self.lifetimes.end_leases()
@@ -216,21 +210,7 @@ class Runtime:
 
     async def look(self) -> StateView:
         """Everything now, as the engine itself says: what the reply to a verb announced is in it."""
-        state = await self.state()
-        return self.view.look(self.hub.hello, state)
-
-    async def state(self) -> State | None:
-        """The engine's snapshot, or None while it does not answer."""
-        if not self.hub.linked:
-            return None
-        try:
-            async with asyncio.timeout(STATE_S):
-                return await self.hub.client.state()
-        except TimeoutError:
-            log.warning("no state: the engine has not answered for %g s", STATE_S)
-        except EngineError as error:
-            log.info("no state: %s", error)
-        return None
+        return self.view.look(self.hub.hello, await self.hub.state())
 
     async def end_session(self, session_id: str) -> SessionEnded:
         """End a session: its requests are cancelled and its cells freed. ApiError 404 for an unknown one."""

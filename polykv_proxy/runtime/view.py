@@ -32,7 +32,7 @@ class View:
 
     def look(self, hello: Hello | None, state: State | None) -> StateView:
         """Everything now. `hello` None: no engine is known yet; `state` None: it does not answer."""
-        accounts = Accounts(self._ledger, hello, state)
+        accounts = Accounts(self._ledger, state)
         speeds = _Speeds(self._telemetry.throughput, self._clock.monotonic())
         sessions = self._sessions(accounts, speeds, hello)
         return StateView(
@@ -45,10 +45,10 @@ class View:
             sessions=sessions,
         )
 
-    def pool(self, pool: Pool, hello: Hello | None) -> Mapping[str, object]:
-        """One pool by the records alone, JSON-ready, for the answer that announces it."""
+    def pool(self, pool: Pool, state: State | None) -> Mapping[str, object]:
+        """One pool, JSON-ready."""
         speeds = _Speeds(self._telemetry.throughput, self._clock.monotonic())
-        return as_json(self._pool(pool, Accounts(self._ledger, hello, None), speeds))
+        return as_json(self._pool(pool, Accounts(self._ledger, state), speeds))
 
     # -- pools --------------------------------------------------------------------------------------------------------
 
@@ -70,6 +70,7 @@ class View:
             source=pool.source,
             own_kv_bytes=accounts.own_bytes(pool.pool_id),
             subtree_kv_bytes=accounts.subtree_bytes(pool.pool_id),
+            checkpoint_bytes=accounts.checkpoint_bytes(pool.pool_id),
             pinned=pool.pin is not None,
             pin_owner=pool.pin.owner if pool.pin else None,
             pin_until_ts=pool.pin.until_ts if pool.pin else None,
@@ -147,7 +148,7 @@ class View:
             mean_active_tps=mean(active),
             n_active=len(active),
             n_warming=sum(row.state == "warming" for row in sessions),
-            compaction_pressure=compaction_pressure(total - used + accounts.idle_tokens, total, contexts),
+            compaction_pressure=compaction_pressure(total - used + accounts.idle_cells, total, contexts),
             cells_used=used,
             cells_total=total,
             slots_busy=sum(slot.state != "idle" for slot in slots),
@@ -155,16 +156,13 @@ class View:
             seq_ids_used=len(state.seqs) if state else 0,
             seq_ids_max=hello.max_pools if hello else 0,
             **_streams(hello, state),
+            kv_bytes_used=state.kv_bytes.used if state else 0,
+            kv_bytes_total=state.kv_bytes.total if state else 0,
             kv_bytes=accounts.all_bytes(),
-            other_kv_bytes=self._other_bytes(accounts),
+            other_kv_bytes=accounts.other_bytes(),
             saved_tokens=saved.n_tokens,
             saved_s=round(saved.seconds, 3),
         )
-
-    def _other_bytes(self, accounts: Accounts) -> int:
-        """Cells of slots without a session, of sessions that are attached to no pool, and of work of our own."""
-        attached = {session.number for session in self._ledger.sessions if session.pool_id is not None}
-        return sum(accounts.session_bytes(number) for number in accounts.numbers - attached)
 
 
 class _Speeds:

@@ -260,6 +260,33 @@ async def test_cells_are_the_prefix_once_plus_the_suffixes(peer: Peer) -> None:
     assert private - idle <= grown <= private
 
 
+async def test_everything_in_use_is_owned_once(peer: Peer) -> None:
+    """The oldest sequence that holds a cell owns it, else a slot; when the owner goes, the next one does."""
+    await peer.clean()
+    root = await peer.make(POOL)
+    child = await peer.make([*POOL[:30], 5, 6, 7], parent_seq=root.seq, branch_pos=30)
+    headers = {"x-polykv-req": next(FIRST_REQ), "x-polykv-seq": child.seq, "x-polykv-shared": 33, "x-polykv-session": 861}
+    await peer.complete([*POOL[:30], 5, 6, 7, 8], headers, n_predict=1)
+
+    async def owners() -> list[int]:
+        async with asyncio.timeout(HANG_GUARD_S):  # a completion's reply may come before the state that shows it
+            while any(slot.state != "idle" for slot in (await peer.client.state()).slots):
+                await asyncio.sleep(0.01)
+        state = await peer.client.state()
+        price = (await peer.client.hello()).kv.bytes_per_token
+        holders = [*state.seqs, *state.slots]
+        assert all(holder.own_bytes == holder.own_cells * price for holder in holders)
+        assert sum(holder.own_cells for holder in holders) == state.cells.used
+        assert sum(holder.own_bytes for holder in holders) + state.kv_bytes.other == state.kv_bytes.used < state.kv_bytes.total
+        return [seq.own_cells for seq in state.seqs]
+
+    assert await owners() == [40, 3]
+    await peer.client.free_seq(root.ref)
+    assert await owners() == [33]
+    await peer.client.free_seq(child.ref)
+    assert await owners() == []
+
+
 async def test_a_second_turn_still_shares_the_sequence(peer: Peer) -> None:
     """A session whose slot holds the shared cells already goes on sharing them: they are reported, and only news is computed."""
     base = list(range(10_500, 10_540))

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator
 
 from tests.fakes.fake_hello import hello_of
+from tests.fakes.fake_owners import BYTES_PER_CELL, held
 from tests.fakes.fake_probs import Contents
 from tests.fakes.fake_records import Ask, EngineFaultError, Facts, Seq, Slot, news
 from tests.fakes.toy_tokens import N_VOCAB, ToyTokenizer
@@ -109,11 +110,10 @@ class FakeEngine:
         return len({cell for holder in [*self.seqs.values(), *self.slots] for cell in holder.cells})
 
     def state(self) -> dict:
-        seqs = [{"seq": s.ref, "n_tokens": len(s.tokens), "cells": len(s.cells)} for s in self.seqs.values()]
-        return {**self._now(), "seqs": seqs, "slots": self._rows()}
+        return {**self._now(), **self._held()}
 
-    def _rows(self) -> list[dict]:
-        return [slot.row(self.n_ctx) for slot in self.slots]
+    def _held(self) -> dict[str, list[dict]]:
+        return held(list(self.seqs.values()), self.slots, self.n_ctx)
 
     def _now(self) -> dict:
         return {
@@ -122,6 +122,11 @@ class FakeEngine:
             "phase": "ready",
             "t_us": self.t_us,
             "cells": {"used": self.used_cells(), "total": self.n_ctx * self.n_streams},
+            "kv_bytes": {
+                "used": self.used_cells() * BYTES_PER_CELL,
+                "total": self.n_ctx * self.n_streams * BYTES_PER_CELL,
+                "other": 0,
+            },
         }
 
     # -- events -----------------------------------------------------------------------------------------------------------
@@ -183,7 +188,7 @@ class FakeEngine:
             for number, kind, data in [entry for entry in self.ring if entry[0] > last]:
                 last = number
                 yield f"{boot}-{number}", kind, data
-            if every_s and self.boot_id == boot and (data := news(self._now(), self._rows(), seen)) is not None:
+            if every_s and self.boot_id == boot and (data := news(self._now(), self._held(), seen)) is not None:
                 yield "", "counters", data
             async with self.event_made:
                 if self.boot_id == boot and not self.listeners_stop and not (self.ring and self.ring[-1][0] > last):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from tests.fakes.fake_owners import BYTES_PER_CELL
 from tests.fakes.toy_tokens import N_VOCAB
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def hello_of(engine: FakeEngine) -> dict:
             "unified": engine.n_streams == 1,
             "streams": engine.n_streams,
             "cells": engine.n_ctx * engine.n_streams,
-            "bytes_per_token": 100,
+            "bytes_per_token": BYTES_PER_CELL,
         },
         "prefix_sharing": engine.prefix_sharing,
         "prefix_sharing_why": "a toy",

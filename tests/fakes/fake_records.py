@@ -137,13 +137,15 @@ class Facts:
     candidates: list[dict] = field(default_factory=list)
 
 
-def news(now: dict, rows: list[dict], seen: dict) -> dict | None:
-    """The slots that differ from what was `seen`, which is brought up to date; None when nothing is new."""
-    slots = [row for row in rows if seen.get(row["slot"]) != row or seen["boot_id"] != now["boot_id"]]
-    if not slots and seen["cells"] == now["cells"]:
+def news(now: dict, held: dict[str, list[dict]], seen: dict) -> dict | None:
+    """The slots that differ from what was `seen`, which is brought up to date, and the sequences if they do; None for no news."""
+    new_boot = seen["boot_id"] != now["boot_id"]
+    slots = [row for row in held["slots"] if new_boot or seen.get(row["slot"]) != row]
+    seqs = {"seqs": held["seqs"]} if new_boot or seen["seqs"] != held["seqs"] else {}
+    if not slots and not seqs and seen["cells"] == now["cells"]:
         return None
-    seen.update({row["slot"]: row for row in slots} | {"boot_id": now["boot_id"], "cells": now["cells"]})
-    return {**now, "slots": slots}
+    seen.update({row["slot"]: row for row in slots} | {"boot_id": now["boot_id"], "cells": now["cells"], "seqs": held["seqs"]})
+    return {**now, "slots": slots, **seqs}
 
 
 def opencoti(facts: Facts, echo: str | None, *, named: bool, n_left: int) -> dict:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from polykv_proxy.engine import binary
-from polykv_proxy.runtime import runtime
+from polykv_proxy.runtime import hub
 from tests.integration.rig import rig
 
 
@@ -19,7 +19,7 @@ async def test_lists_are_shown_while_the_engine_is_silent(tmp_path: Path, monkey
     """Pools and sessions from the records, capacity as 503: none of them waits for an engine that hangs."""
     async with rig(tmp_path) as proxy:
         await proxy.pool(prompt="a shared beginning", name="p")
-        monkeypatch.setattr(runtime, "STATE_S", 0.01)
+        monkeypatch.setattr(hub, "STATE_S", 0.01)
         monkeypatch.setattr(proxy.runtime.hub.client, "state", asyncio.Event().wait)
         assert (await proxy.api.get("/polykv/pools")).json()["pools"][0]["name"] == "p"
         assert (await proxy.api.get("/polykv/sessions")).json()["sessions"] == []

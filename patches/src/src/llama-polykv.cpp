@@ -55,6 +55,10 @@ llama_polykv_info llama_polykv_get_info(const llama_context * ctx, uint32_t n_re
     res.kind      = parts.kind;
     res.n_streams = parts.base ? parts.base->get_n_stream() : 1;
 
+    for (const llama_memory_i * mem : { (llama_memory_i *) parts.base, (llama_memory_i *) parts.swa, (llama_memory_i *) parts.recr }) {
+        res.bytes_total += mem ? n_bytes(*mem) : 0;
+    }
+
     if (parts.base) {
         res.n_cells        = parts.base->get_size();
         res.bytes_per_cell = n_bytes(*parts.base) / std::max<uint64_t>(1, (uint64_t) res.n_cells * res.n_streams);
@@ -84,52 +88,72 @@ llama_polykv_info llama_polykv_get_info(const llama_context * ctx, uint32_t n_re
     return res;
 }
 
-uint32_t llama_polykv_n_used(const llama_context * ctx) {
-    const auto parts = polykv_get_parts(ctx);
-
-    if (parts.base) {
-        uint32_t res = 0;
-        const llama_kv_cells * last = nullptr;
-        for (uint32_t s = 0; s < parts.base->get_n_seq_max(); ++s) { // split caches have one set of cells a stream
-            const auto & cells = parts.base->get_cells(s);
-            if (&cells != last) {
-                res += cells.get_used();
-                last = &cells;
-            }
-        }
-        return res;
+// a unified cache has one set of cells, a split one a set for each sequence
+template <typename F>
+static void for_each_stream(const llama_kv_cache & kv, const F & func) {
+    for (uint32_t s = 0; s < (kv.get_n_stream() > 1 ? kv.get_n_seq_max() : 1); ++s) {
+        func(kv.get_cells(s));
     }
-
-    return parts.recr ? parts.recr->used : 0;
 }
 
-uint32_t llama_polykv_n_cells(const llama_context * ctx, llama_seq_id seq_id, uint32_t * n_own) {
+static uint32_t n_used(const llama_kv_cache & kv) {
+    uint32_t res = 0;
+    for_each_stream(kv, [&](const llama_kv_cells & cells) {
+        res += cells.get_used();
+    });
+    return res;
+}
+
+llama_polykv_count llama_polykv_count_used(const llama_context * ctx) {
     const auto parts = polykv_get_parts(ctx);
 
-    uint32_t res = 0;
-    uint32_t own = 0;
+    llama_polykv_count res;
+    res.n_cells     = parts.base ? n_used(*parts.base) : 0;
+    res.n_cells_swa = parts.swa  ? n_used(*parts.swa)  : 0;
+    res.n_rows      = parts.recr ? parts.recr->used    : 0;
+    return res;
+}
 
+// index of the first sequence for which has() is true, else their number
+template <typename F>
+static size_t find_owner(const std::vector<llama_seq_id> & seq_ids, const F & has) {
+    return std::find_if(seq_ids.begin(), seq_ids.end(), has) - seq_ids.begin();
+}
+
+std::vector<llama_polykv_count> llama_polykv_count_own(const llama_context * ctx, const std::vector<llama_seq_id> & seq_ids) {
+    const auto parts = polykv_get_parts(ctx);
+
+    std::vector<llama_polykv_count> res(seq_ids.size() + 1);
+
+    const auto add = [&](const llama_kv_cache & kv, uint32_t llama_polykv_count::* n) {
+        for_each_stream(kv, [&](const llama_kv_cells & cells) {
+            for (uint32_t i = 0; i < cells.used_max_p1(); ++i) {
+                if (!cells.is_empty(i)) {
+                    res[find_owner(seq_ids, [&](llama_seq_id id) { return cells.seq_has(i, id); })].*n += 1;
+                }
+            }
+        });
+    };
     if (parts.base) {
-        const auto & cells = parts.base->get_cells(seq_id);
-        for (uint32_t i = 0; i < cells.size(); ++i) {
-            if (!cells.is_empty(i) && cells.seq_has(i, seq_id)) {
-                res++;
-                own += cells.seq_count(i) == 1;
-            }
-        }
-    } else if (parts.recr) {
-        for (const auto & cell : parts.recr->cells) {
-            if (cell.has_seq_id(seq_id)) {
-                res++;
-                own += cell.seq_id.size() == 1;
-            }
-        }
+        add(*parts.base, &llama_polykv_count::n_cells);
     }
-
-    if (n_own) {
-        *n_own = own;
+    if (parts.swa) {
+        add(*parts.swa, &llama_polykv_count::n_cells_swa);
+    }
+    if (parts.recr) {
+        for (const auto & cell : parts.recr->cells) {
+            if (!cell.is_empty()) {
+                res[find_owner(seq_ids, [&](llama_seq_id id) { return cell.has_seq_id(id); })].n_rows += 1;
+            }
+        }
     }
     return res;
+}
+
+uint32_t llama_polykv_n_cells(const llama_context * ctx, llama_seq_id seq_id) {
+    const auto count = llama_polykv_count_own(ctx, { seq_id })[0];
+
+    return polykv_get_parts(ctx).base ? count.n_cells : count.n_rows;
 }
 
 void llama_polykv_trim_window(llama_context * ctx, llama_seq_id seq_id, llama_pos n_past) {

@@ -6,6 +6,7 @@
 #include "llama.h"
 
 #include <cstdint>
+#include <vector>
 
 enum llama_polykv_class {
     LLAMA_POLYKV_CLASS_NONE,      // nothing can be shared: no memory, or a kind we do not know
@@ -23,16 +24,31 @@ struct llama_polykv_info {
     uint64_t bytes_per_cell;   // of the (base) KV cache
     uint64_t bytes_per_cell_swa;
     uint64_t bytes_per_row;    // recurrent state of one sequence
+    uint64_t bytes_total;      // of all of it, used or not
     uint64_t price_bytes;      // what n_reserved more sequence ids cost
 };
 
 LLAMA_API llama_polykv_info llama_polykv_get_info(const struct llama_context * ctx, uint32_t n_reserved);
 
-// cells (or recurrent rows) in use, shared ones counted once, O(1)
-LLAMA_API uint32_t llama_polykv_n_used(const struct llama_context * ctx);
+struct llama_polykv_count {
+    uint32_t n_cells     = 0; // of the (base) KV cache
+    uint32_t n_cells_swa = 0;
+    uint32_t n_rows      = 0; // of recurrent state
 
-// cells of a sequence in the base cache; n_own: those that no other sequence has. O(cells)
-LLAMA_API uint32_t llama_polykv_n_cells(const struct llama_context * ctx, llama_seq_id seq_id, uint32_t * n_own);
+    uint64_t n_bytes(const llama_polykv_info & info) const {
+        return n_cells*info.bytes_per_cell + n_cells_swa*info.bytes_per_cell_swa + n_rows*info.bytes_per_row;
+    }
+};
+
+// what is in use, counted once however many sequences share it. O(1)
+LLAMA_API llama_polykv_count llama_polykv_count_used(const struct llama_context * ctx);
+
+// the same by owner: each cell and row is counted for the first of the sequences that has it, and at the end what none of them has.
+// O(cells)
+LLAMA_API std::vector<llama_polykv_count> llama_polykv_count_own(const struct llama_context * ctx, const std::vector<llama_seq_id> & seq_ids);
+
+// cells (or rows) that a sequence has, shared ones too. O(cells)
+LLAMA_API uint32_t llama_polykv_n_cells(const struct llama_context * ctx, llama_seq_id seq_id);
 
 // drop the cells of seq_id that no token at a position >= n_past can see. shared window cells that are kept needlessly pin the ring
 LLAMA_API void llama_polykv_trim_window(struct llama_context * ctx, llama_seq_id seq_id, llama_pos n_past);

@@ -1,6 +1,6 @@
 """Mirrors runtime/live.py."""
 
-from polykv_proxy.engine.wire import Cells, Counters, SlotState, State
+from polykv_proxy.engine.wire import Cells, Counters, KvBytes, SeqState, SlotState, State
 from polykv_proxy.runtime.live import Live
 
 
@@ -26,6 +26,16 @@ def test_slots_that_are_told_take_the_place_of_what_they_were() -> None:
     assert shown(made) == [(0, 1), (1, 20)]
     assert made.state is not None
     assert (made.state.update, made.state.t_us, made.state.cells.used) == (5, 7, 21)
+
+
+def test_sequences_are_those_that_were_told_last() -> None:
+    """They stay while counters do not tell of them; bytes are the newest."""
+    made = live()
+    seqs = [SeqState(seq="5.1", n_tokens=9, own_bytes=90)]
+    made.counted(Counters(boot_id="b", update=5, seqs=seqs, kv_bytes=KvBytes(used=90, total=900)))
+    made.counted(Counters(boot_id="b", update=6, kv_bytes=KvBytes(used=120, total=900)))
+    assert made.state is not None
+    assert (made.state.seqs, made.state.kv_bytes.used) == (seqs, 120)
 
 
 def test_a_sleeping_engine_has_no_slots() -> None:

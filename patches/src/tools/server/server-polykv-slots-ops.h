@@ -7,7 +7,7 @@ void server_context_impl::polykv_reply(int id_task, polykv_error && error, json 
     res->error = std::move(error);
     res->data  = std::move(data);
     if (!res->error.status) {
-        res->data["update"] = polykv_publish();
+        res->data["update"] = polykv_publish(true);
     }
     queue_results.send(std::move(res));
 }
@@ -75,7 +75,7 @@ bool server_context_impl::polykv_fill(const server_slot & slot, const polykv_seq
     polykv_seq_record record;
     record.tokens  = std::make_shared<const llama_tokens>(std::move(tokens));
     record.lora    = slot.lora;
-    record.n_cells = llama_polykv_n_cells(ctx_tgt, dst.seq, nullptr);
+    record.n_cells = llama_polykv_n_cells(ctx_tgt, dst.seq);
     record.checkpoints = polykv_get_checkpoints(slot, n);
     if (!polykv_get_hub().commit(dst, std::move(record))) {
         slot.mem.seq_rm(dst.seq, -1, -1);
@@ -197,7 +197,7 @@ void server_context_impl::polykv_end_session(int id_task, const polykv_op & op) 
     polykv_get_hub().end_session(op.session);
 
     int n_cancelled = 0;
-    const uint32_t n_used = llama_polykv_n_used(ctx_tgt);
+    const uint32_t n_used = polykv_n_cells(llama_polykv_count_used(ctx_tgt));
     for (auto & slot : slots) {
         if (polykv_slots[slot.id].session != op.session) {
             continue;
@@ -210,7 +210,7 @@ void server_context_impl::polykv_end_session(int id_task, const polykv_op & op) 
         polykv_slots[slot.id].session = 0;
         slot.prompt_clear();
     }
-    polykv_reply(id_task, {}, {{"cancelled", n_cancelled}, {"cells_freed", n_used - llama_polykv_n_used(ctx_tgt)}});
+    polykv_reply(id_task, {}, {{"cancelled", n_cancelled}, {"cells_freed", n_used - polykv_n_cells(llama_polykv_count_used(ctx_tgt))}});
 }
 
 llama_seq_id server_context_impl::polykv_spare_seq() const {
@@ -301,7 +301,7 @@ void server_context_impl::polykv_finish(int id_task, const polykv_op & op) {
     for (auto & adapter : record.lora) {
         adapter.scale = 0.0f;
     }
-    record.n_cells = llama_polykv_n_cells(ctx_tgt, op.seq.seq, nullptr);
+    record.n_cells = llama_polykv_n_cells(ctx_tgt, op.seq.seq);
     if (!polykv_get_hub().commit(op.seq, std::move(record))) {
         slots[0].mem.seq_rm(op.seq.seq, -1, -1);
         polykv_reply(id_task, { 410, "stale_seq", "the sequence was freed while it was being restored" }, {});

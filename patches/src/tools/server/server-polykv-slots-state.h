@@ -6,7 +6,9 @@ void server_context_impl::polykv_boot() {
 
     polykv_slots.assign(slots.size(), {});
     polykv_no_draft = false;
+    polykv_t_count  = 0;
     polykv_memory   = llama_polykv_get_info(ctx_tgt, settings.n_reserved());
+    polykv_memory_dft = ctx_dft ? llama_polykv_get_info(ctx_dft, settings.n_reserved()) : llama_polykv_info {};
 
     for (int i = params_base.n_parallel; i < (int) llama_n_seq_max(ctx_tgt); ++i) {
         llama_set_sampler(ctx_tgt, i, nullptr); // backend sampling gave every id one
@@ -62,13 +64,68 @@ int64_t server_context_impl::polykv_us_prompt(const server_slot & slot) const {
     return slot.stats.n_gen > 0 || info.filled ? std::max<int64_t>(1, slot.stats.t_prompt_last - info.t_launch) : 0;
 }
 
-uint64_t server_context_impl::polykv_publish() {
+// a recurrent model has no cells but one row a sequence
+uint32_t server_context_impl::polykv_n_cells(const llama_polykv_count & count) const {
+    return polykv_memory.n_cells > 0 ? count.n_cells : count.n_rows;
+}
+
+void server_context_impl::polykv_count_own() {
+    const int64_t t_start = ggml_time_us();
+    const auto    seqs    = polykv_get_hub().list();
+
+    std::vector<llama_seq_id> ids;
+    for (const auto & seq : seqs) {
+        ids.push_back(seq.id.seq);
+    }
+    for (const auto & slot : slots) {
+        ids.push_back(slot.id);
+    }
+
+    std::vector<polykv_held> held(ids.size() + 1);
+    const auto own = llama_polykv_count_own(ctx_tgt, ids);
+    for (size_t i = 0; i < own.size(); ++i) {
+        held[i] = { polykv_n_cells(own[i]), own[i].n_bytes(polykv_memory) };
+    }
+    if (ctx_dft) {
+        const auto own_dft = llama_polykv_count_own(ctx_dft, ids);
+        for (size_t i = 0; i < own_dft.size(); ++i) {
+            held[i].n_bytes += own_dft[i].n_bytes(polykv_memory_dft);
+        }
+    }
+
+    polykv_counted = {};
+    for (size_t i = 0; i < seqs.size(); ++i) {
+        polykv_counted.seqs.emplace_back(seqs[i].id, held[i]);
+    }
+    polykv_counted.slots.assign(held.begin() + seqs.size(), held.end() - 1);
+    polykv_counted.other = held.back();
+
+    const int64_t t_end = ggml_time_us();
+    polykv_t_count = t_end + 200*(t_end - t_start); // while slots generate a two hundredth of the time at most goes into it
+}
+
+uint64_t server_context_impl::polykv_publish(bool count) {
     if (!polykv_events()) {
         return 0;
     }
+    const bool idle = std::none_of(slots.begin(), slots.end(), [](const server_slot & slot) { return slot.is_processing(); });
+    if (count || idle || ggml_time_us() >= polykv_t_count) {
+        polykv_count_own();
+    }
+
+    const auto used = llama_polykv_count_used(ctx_tgt);
+
     polykv_state res;
-    res.n_cells      = polykv_memory.n_cells * polykv_memory.n_streams;
-    res.n_cells_used = llama_polykv_n_used(ctx_tgt);
+    res.owners           = polykv_counted;
+    res.n_cells          = polykv_memory.n_cells * polykv_memory.n_streams;
+    res.n_cells_used     = polykv_n_cells(used);
+    res.n_cells_swa      = polykv_memory.n_cells_swa * polykv_memory.n_streams;
+    res.n_cells_swa_used = used.n_cells_swa;
+    res.n_bytes_total    = polykv_memory.bytes_total + polykv_memory_dft.bytes_total;
+    res.n_bytes_used     = used.n_bytes(polykv_memory);
+    if (ctx_dft) {
+        res.n_bytes_used += llama_polykv_count_used(ctx_dft).n_bytes(polykv_memory_dft);
+    }
     for (const auto & slot : slots) {
         if (slot.is_processing() && slot.stats.n_gen > 0 && !polykv_slots[slot.id].first_token) {
             polykv_slots[slot.id].first_token = true;
@@ -86,6 +143,10 @@ uint64_t server_context_impl::polykv_publish() {
         dst.n_shared = slot.prompt.share.n;
         dst.n_tokens = slot.prompt.n_tokens();
         dst.n_ctx    = slot.n_ctx;
+        dst.own      = polykv_counted.slots[slot.id];
+        for (const auto & cur : slot.prompt.checkpoints) {
+            dst.checkpoint_bytes += cur.size();
+        }
 
         dst.n_decoded = slot.stats.n_gen;
         dst.us_decode = slot.stats.t_gen_us();

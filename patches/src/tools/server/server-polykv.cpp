@@ -109,6 +109,41 @@ bool polykv_hub::find(const polykv_seq_id & id, polykv_seq_record & out) const {
     return false;
 }
 
+std::vector<polykv_seq_state> polykv_hub::list() const {
+    std::lock_guard<std::mutex> lock(mutex);
+    return list_locked();
+}
+
+std::vector<polykv_seq_state> polykv_hub::list_locked() const {
+    std::vector<const polykv_seq_record *> ready;
+    for (const auto & seq : seqs) {
+        if (seq.ready) {
+            ready.push_back(&seq);
+        }
+    }
+    std::sort(ready.begin(), ready.end(), [](const auto * a, const auto * b) { return a->id.gen < b->id.gen; });
+
+    std::vector<polykv_seq_state> res;
+    std::set<const common_prompt_checkpoint *> counted; // a child keeps those of its parent
+    for (const auto * seq : ready) {
+        auto & dst = res.emplace_back();
+        dst.id       = seq->id;
+        dst.n_tokens = seq->tokens->size();
+        dst.n_cells  = seq->n_cells;
+        for (const auto & [id, own] : state.owners.seqs) {
+            if (id == seq->id) {
+                dst.own = own;
+            }
+        }
+        for (const auto & cur : seq->checkpoints) {
+            if (counted.insert(cur.get()).second) {
+                dst.checkpoint_bytes += cur->data_tgt.size() + cur->data_dft.size() + cur->data_spec.size();
+            }
+        }
+    }
+    return res;
+}
+
 //
 // pending tasks
 //
@@ -187,8 +222,10 @@ void polykv_hub::set_phase(polykv_phase new_phase) {
         for (auto & seq : seqs) {
             seq = {}; // the context is gone
         }
+        state.owners = {};
         state.slots.clear();
-        state.n_cells_used = 0;
+        state.n_cells_used = state.n_cells_swa_used = 0;
+        state.n_bytes_used = 0;
         state.update       = ++n_updates;
     }
 }
@@ -250,6 +287,9 @@ static json slot_json(const polykv_slot_state & slot) {
         {"n_shared",  slot.n_shared},
         {"n_tokens",  slot.n_tokens},
         {"n_ctx",     slot.n_ctx},
+        {"own_cells", slot.own.n_cells},
+        {"own_bytes", slot.own.n_bytes},
+        {"checkpoint_bytes", slot.checkpoint_bytes},
         {"n_decoded", slot.n_decoded},
         {"us_decode", slot.us_decode},
         {"totals", {
@@ -263,11 +303,39 @@ static json slot_json(const polykv_slot_state & slot) {
     };
 }
 
+static json seqs_json(const std::vector<polykv_seq_state> & seqs) {
+    json res = json::array();
+    for (const auto & seq : seqs) {
+        res.push_back({
+            {"seq",              seq.id.str()},
+            {"n_tokens",         seq.n_tokens},
+            {"cells",            seq.n_cells},
+            {"own_cells",        seq.own.n_cells},
+            {"own_bytes",        seq.own.n_bytes},
+            {"checkpoint_bytes", seq.checkpoint_bytes},
+        });
+    }
+    return res;
+}
+
+static json bytes_json(const polykv_state & state) {
+    return json {{"used", state.n_bytes_used}, {"total", state.n_bytes_total}, {"other", state.owners.other.n_bytes}};
+}
+
+static auto fields(const polykv_seq_state & seq) {
+    return std::tie(seq.id.seq, seq.id.gen, seq.own.n_cells, seq.own.n_bytes, seq.checkpoint_bytes);
+}
+
+template <typename T>
+static bool same(const std::vector<T> & a, const std::vector<T> & b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const T & x, const T & y) { return fields(x) == fields(y); });
+}
+
 // names of states are literals of one place: the same name is the same pointer
 static auto fields(const polykv_slot_state & slot) {
     const auto & t = slot.totals;
     return std::tie(slot.state, slot.req, slot.session, slot.task, slot.fill, slot.seq.seq, slot.seq.gen, slot.n_shared, slot.n_tokens, slot.n_ctx,
-        slot.n_decoded, slot.us_decode, t.n_decoded, t.us_decode, t.n_prompt, t.n_cached, t.n_launched, t.t_last_token_us);
+        slot.own.n_bytes, slot.checkpoint_bytes, slot.n_decoded, slot.us_decode, t.n_decoded, t.us_decode, t.n_prompt, t.n_cached, t.n_launched, t.t_last_token_us);
 }
 
 bool polykv_hub::read_counters(polykv_counters_seen & seen, json & out) const {
@@ -279,6 +347,7 @@ bool polykv_hub::read_counters(polykv_counters_seen & seen, json & out) const {
         now          = state;
         seen.id_boot = id_boot;
         seen.phase   = phase;
+        seen.seqs    = list_locked();
     }
     const bool is_new = seen.id_boot != was.id_boot || now.slots.size() != was.slots.size();
 
@@ -288,9 +357,11 @@ bool polykv_hub::read_counters(polykv_counters_seen & seen, json & out) const {
             arr.push_back(slot_json(now.slots[i]));
         }
     }
+    const bool new_seqs = is_new || !same(seen.seqs, was.seqs);
+
     seen.n_cells_used = now.n_cells_used;
     seen.slots        = std::move(now.slots);
-    if (!is_new && arr.empty() && seen.phase == was.phase && seen.n_cells_used == was.n_cells_used) {
+    if (!new_seqs && arr.empty() && seen.phase == was.phase && seen.n_cells_used == was.n_cells_used) {
         return false;
     }
     out = json {
@@ -300,23 +371,16 @@ bool polykv_hub::read_counters(polykv_counters_seen & seen, json & out) const {
         {"t_us",    now.t_us},
         {"slots",   std::move(arr)},
         {"cells",   {{"used", now.n_cells_used}, {"total", now.n_cells}}},
+        {"kv_bytes", bytes_json(now)},
     };
+    if (new_seqs) {
+        out["seqs"] = seqs_json(seen.seqs);
+    }
     return true;
 }
 
 json polykv_hub::state_json() const {
     std::lock_guard<std::mutex> lock(mutex);
-
-    json arr_seqs = json::array();
-    for (const auto & seq : seqs) {
-        if (seq.ready) {
-            size_t n_bytes = 0;
-            for (const auto & checkpoint : seq.checkpoints) {
-                n_bytes += checkpoint->data_tgt.size() + checkpoint->data_dft.size() + checkpoint->data_spec.size();
-            }
-            arr_seqs.push_back({{"seq", seq.id.str()}, {"n_tokens", seq.tokens->size()}, {"cells", seq.n_cells}, {"checkpoint_bytes", n_bytes}});
-        }
-    }
 
     json arr_slots = json::array();
     for (const auto & slot : state.slots) {
@@ -324,13 +388,15 @@ json polykv_hub::state_json() const {
     }
 
     return json {
-        {"boot_id", id_boot},
-        {"update",  state.update},
-        {"phase",   phase_name(phase)},
-        {"t_us",    state.t_us},
-        {"seqs",    std::move(arr_seqs)},
-        {"slots",   std::move(arr_slots)},
-        {"cells",   {{"used", state.n_cells_used}, {"total", state.n_cells}}},
+        {"boot_id",   id_boot},
+        {"update",    state.update},
+        {"phase",     phase_name(phase)},
+        {"t_us",      state.t_us},
+        {"seqs",      seqs_json(list_locked())},
+        {"slots",     std::move(arr_slots)},
+        {"cells",     {{"used", state.n_cells_used}, {"total", state.n_cells}}},
+        {"cells_swa", {{"used", state.n_cells_swa_used}, {"total", state.n_cells_swa}}},
+        {"kv_bytes",  bytes_json(state)},
     };
 }
 

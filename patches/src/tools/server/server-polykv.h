@@ -102,6 +102,12 @@ struct polykv_spacing {
     bool at(int32_t n) const { return step > 0 && n > 0 && n < n_tokens && (n % step == 0 || n == n_tokens - 1); }
 };
 
+// a part of the KV in use; bytes are those of windows, recurrent state and the draft model too
+struct polykv_held {
+    uint32_t n_cells = 0;
+    uint64_t n_bytes = 0;
+};
+
 struct polykv_slot_totals {
     uint64_t n_decoded = 0, us_decode = 0, n_prompt = 0, n_cached = 0, n_launched = 0;
     int64_t  t_last_token_us = 0;
@@ -115,6 +121,8 @@ struct polykv_slot_state {
     bool          fill = false; // the task generates nothing
     polykv_seq_id seq;
     int32_t       n_shared = 0, n_tokens = 0, n_ctx = 0;
+    polykv_held   own;
+    uint64_t      checkpoint_bytes = 0;
     uint64_t      n_decoded = 0, us_decode = 0; // of the task
 
     polykv_slot_totals totals;
@@ -122,11 +130,31 @@ struct polykv_slot_state {
 
 enum polykv_phase { POLYKV_PHASE_LOADING, POLYKV_PHASE_READY, POLYKV_PHASE_SLEEPING };
 
+// who owns how much of what is in use: all of it has one owner, the oldest sequence that holds it, else a slot
+struct polykv_owners {
+    std::vector<std::pair<polykv_seq_id, polykv_held>> seqs;
+    std::vector<polykv_held>                           slots;
+
+    polykv_held other; // what neither holds: a sequence that is being restored
+};
+
+// a sequence that is ready. checkpoint_bytes: host memory of those that no older sequence keeps
+struct polykv_seq_state {
+    polykv_seq_id id;
+    size_t        n_tokens = 0;
+    uint32_t      n_cells  = 0;
+    polykv_held   own;
+    uint64_t      checkpoint_bytes = 0;
+};
+
 // published by the main thread, read by HTTP threads
 struct polykv_state {
     uint64_t update = 0;
     int64_t  t_us   = 0;
-    uint32_t n_cells_used = 0, n_cells = 0;
+    uint32_t n_cells_used = 0, n_cells = 0, n_cells_swa_used = 0, n_cells_swa = 0;
+    uint64_t n_bytes_used = 0, n_bytes_total = 0; // KV and recurrent state, of the draft model too
+
+    polykv_owners owners; // as of the last count
 
     std::vector<polykv_slot_state> slots;
 };
@@ -138,6 +166,7 @@ struct polykv_counters_seen {
     uint32_t     n_cells_used = 0;
 
     std::vector<polykv_slot_state> slots;
+    std::vector<polykv_seq_state>  seqs;
 };
 
 struct polykv_event {
@@ -152,6 +181,7 @@ struct polykv_hub {
     bool commit(const polykv_seq_id & id, polykv_seq_record && record); // false: the reservation is gone
     bool release(const polykv_seq_id & id); // false: it was gone already
     bool find(const polykv_seq_id & id, polykv_seq_record & out) const;
+    std::vector<polykv_seq_state> list() const; // those that are ready, the oldest first
 
     // tasks that were posted and not launched, so that each ends in exactly one event
     void pending_add(int id_task, uint64_t req, uint64_t session, size_t index);
@@ -192,6 +222,7 @@ struct polykv_hub {
 
 private:
     void emit_locked(const char * type, const common_json & data);
+    std::vector<polykv_seq_state> list_locked() const;
 
     struct pending_task { uint64_t req; uint64_t session; size_t index; };
 
