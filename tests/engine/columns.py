@@ -106,7 +106,7 @@ CHOICES: dict[str, Sequence[object]] = {
 
 def possible(choice: Mapping[str, object]) -> bool:
     """Quantised cells need heads of a multiple of 32, which the tiny hybrids do not have; recurrent ones have no such cells."""
-    return choice["cache"] != "q8_0" or choice["model"] in {"full", "swa", "swa-swafull"}
+    return choice["cache"] != "q8_0" or choice["model"] in {"full", "swa", "swa-swafull", "smollm2"}
 
 
 def every() -> Iterator[dict[str, object]]:
@@ -134,8 +134,12 @@ def pairwise() -> list[Column]:
 
 
 def full() -> list[Column]:
-    """All triples on tiny models, each choice by itself on SmolLM2, and Gemma-3 with both kinds of window cache."""
-    default = {name: values[0] for name, values in CHOICES.items()} | {"model": "smollm2"}
-    smollm2 = [default | {name: value} for name, values in CHOICES.items() if name != "model" for value in values[1:]]
-    gemma3 = [default | {"model": model} for model in ("gemma3", "gemma3-swafull")]
-    return [*(Column(**choice) for choice in (default, *smollm2, *gemma3)), *covering(3)]  # type: ignore[arg-type]
+    """All triples on tiny models, each choice by itself on two more models, and Gemma-3 with both kinds of window cache."""
+    return [*alone("smollm2"), *alone("hybrid-swa"), Column("gemma3"), Column("gemma3-swafull"), *covering(3)]
+
+
+def alone(model: str) -> list[Column]:
+    """Each choice that the model has, beside the first of all others."""
+    default = {name: values[0] for name, values in CHOICES.items()} | {"model": model}
+    choices = [default | {name: value} for name, values in CHOICES.items() if name != "model" for value in values[1:]]
+    return [Column(**choice) for choice in (default, *choices) if possible(choice)]  # type: ignore[arg-type]

@@ -13,7 +13,7 @@ RANK = 4
 
 
 def write_adapter(path: Path, kind: str, seed: int) -> Path:
-    """Write an adapter for the first matrix of the first layer of a tiny model, or of SmolLM2."""
+    """Write an adapter for one matrix of a tiny model, or of SmolLM2."""
     arch, name, n_in, n_out = adapted(kind)
     writer = gguf.GGUFWriter(path, arch)
     writer.add_string("general.type", "adapter")
@@ -34,6 +34,6 @@ def adapted(kind: str) -> tuple[str, str, int, int]:
     if kind == "smollm2":
         return "llama", "blk.0.attn_q.weight", 576, 576
     shape = KINDS[kind]
-    if shape.layers[0] == "a":
-        return shape.arch, "blk.0.attn_q.weight", shape.n_embd, shape.n_head * shape.n_head_dim
+    if "a" in shape.layers:
+        return shape.arch, f"blk.{shape.layers.index('a')}.attn_q.weight", shape.n_embd, shape.n_head * shape.n_head_dim
     return shape.arch, "blk.0.ssm_in.weight", shape.n_embd, 4 * shape.n_embd
