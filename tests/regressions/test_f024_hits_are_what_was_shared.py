@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ class Counting:
     """Asks on the pool, each time from an empty slot, and holds the counts against those before."""
 
     def __init__(self, proxy: Product) -> None:
-        self.proxy = proxy
+        self.proxy, self.n_cached = proxy, 0
         self.before = self.counts()
 
     def counts(self) -> dict[str, int]:
@@ -44,6 +45,7 @@ class Counting:
         )
         assert said["timings"]["cache_n"] + said["timings"]["prompt_n"] == len(prompt)
         self.before = now
+        self.n_cached += said["timings"]["cache_n"]
         return added, said["opencoti"]
 
 
@@ -70,3 +72,14 @@ def test_counts_are_the_engines(engine_path: Path, tmp_path: Path, kind: str) ->
         assert (added, said["miss"]) == ((counted(1, 3), None) if kind == "full" else (counted(0, 0), "memory_class"))
         added, said = asks.ask([*POOL, 5], pool=None)
         assert (set(added.values()), said["miss"], "pool_id" in said) == ({0}, None, False)
+        reasons = {"token_mismatch": 20, "rebuilt": 1, "no_pool": 1} | ({"memory_class": 1} if kind == "swa" else {})
+        proxy.until(lambda: not_shared(proxy) == reasons)
+        hits = re.search(r"^vllm:prefix_cache_hits_total\S* (\S+)$", proxy.http.get("/metrics").text, re.MULTILINE)
+        assert hits
+        assert float(hits[1]) == asks.n_cached
+
+
+def not_shared(proxy: Product) -> dict[str, int]:
+    """Turns that a pool saved nothing, by reason."""
+    found = re.findall(r'^polykv_not_shared_total\{reason="(\w+)"\} ([0-9.]+)$', proxy.http.get("/metrics").text, re.MULTILINE)
+    return {reason: int(float(n)) for reason, n in found if float(n)}
