@@ -51,6 +51,13 @@ class SlotEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class SeqGivenUp:
+    """The engine gave up an expendable sequence, because cells had run out."""
+
+    seq: SeqRef
+
+
+@dataclass(frozen=True, slots=True)
 class SlotTotals:
     """What a slot did since the engine's boot; only grows."""
 

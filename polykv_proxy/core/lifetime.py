@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from polykv_proxy.core.commands import Command, FreeSeq, SavePool
 from polykv_proxy.core.ledger import Ledger, Releasing
 from polykv_proxy.core.ownership import Holder, owned_tokens
-from polykv_proxy.core.pools import Pin, Pool, Residency
-from polykv_proxy.core.retention import Candidate, Keep, choose
+from polykv_proxy.core.pools import Pin, Pool, Residency, SeqRef
+from polykv_proxy.core.retention import Candidate, Keep, choose, leaving
 from polykv_proxy.errors import ApiError
 
 WITH_KV = frozenset({Residency.RESIDENT, Residency.MATERIALIZING, Residency.RELEASING})
@@ -196,6 +196,19 @@ class Lifetime:
             assert pool is not None
             commands += self._evict(pool, "evicted to make room")
         return chosen, commands
+
+    def expendable(self, now: float, spare: Set[int] = frozenset()) -> list[SeqRef]:
+        """The sequences of all pools that may leave, in the order in which they would."""
+        pools = (self._tree.get(candidate.pool_id) for candidate in leaving(self.candidates(now, spare)))
+        return [pool.seq for pool in pools if pool is not None and pool.seq is not None]
+
+    def given_up(self, seq: SeqRef) -> list[Command]:
+        """The engine gave up a sequence for want of cells. Nothing follows when it is no resident pool's."""
+        pool = next((pool for pool in self._tree if pool.seq == seq and pool.residency is Residency.RESIDENT), None)
+        if pool is None:
+            return []
+        self._ledger.displace(pool.pool_id, Residency.EVICTED, "the engine had no cells left for a request")
+        return [SavePool(pool.pool_id)]
 
     def _evict(self, pool: Pool, reason: str) -> list[Command]:
         assert pool.seq is not None

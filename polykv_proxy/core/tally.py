@@ -69,6 +69,8 @@ class Evicted(StrEnum):
     """By a caller: evict or flush."""
     ROOM = "room"
     """Sequence ids or cells had run out, or were about to."""
+    ENGINE = "engine"
+    """By the engine, for a request for which no cells were left."""
 
 
 class Copied(StrEnum):

@@ -154,6 +154,10 @@ class EngineClient:
         if not made:
             raise EngineError("the engine ended a materialisation without a result")
 
+    async def set_expendable(self, seqs: Sequence[SeqRef]) -> None:
+        """What the engine may give up when cells run out, in this order; takes the place of the list before."""
+        await self._call("POST", f"{self._root}/expendable", json={"seqs": [str(seq) for seq in seqs]})
+
     async def save_seq(self, seq: SeqRef, path: Path, start: int) -> None:
         """Write the KV of `[start, L)` to a file, whole or not at all. `path` is absolute and the engine's. No time limit."""
         await self._call("POST", f"{self._root}/seqs/{seq}/save", json={"path": str(path), "from": start}, timeout=FILE_TIMEOUT)

@@ -11,7 +11,8 @@ from typing import TypeAlias
 
 import pydantic
 
-from polykv_proxy.core.events import SlotEvent, SlotEventKind
+from polykv_proxy.core.events import SeqGivenUp, SlotEvent, SlotEventKind
+from polykv_proxy.core.pools import SeqRef
 from polykv_proxy.engine import wire
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.errors import EngineError
@@ -31,7 +32,7 @@ class Resync:
     boot_id: str
 
 
-StreamEvent: TypeAlias = Greeting | Resync | SlotEvent | wire.Counters
+StreamEvent: TypeAlias = Greeting | Resync | SlotEvent | SeqGivenUp | wire.Counters
 _SLOT_EVENTS = frozenset(kind.value for kind in SlotEventKind)
 
 
@@ -65,6 +66,8 @@ def _parse(kind: str, data: str) -> StreamEvent | None:
             return Resync(wire.BootNotice.model_validate_json(data).boot_id)
         if kind == "counters":
             return wire.Counters.model_validate_json(data)
+        if kind == "evicted":
+            return SeqGivenUp(SeqRef.parse(wire.EvictedNotice.model_validate_json(data).seq))
         if kind in _SLOT_EVENTS:
             return wire.SlotEventWire.model_validate_json(data).value()
     except (pydantic.ValidationError, ValueError) as error:

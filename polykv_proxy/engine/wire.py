@@ -373,6 +373,12 @@ class PublicSlot(_Wire):
 PUBLIC_SLOTS = TypeAdapter(list[PublicSlot])
 
 
+class EvictedNotice(_Wire):
+    """Data of `evicted` events."""
+
+    seq: str
+
+
 class BootNotice(_Wire):
     """Data of `hello` and `resync` events."""
 

@@ -11,7 +11,9 @@ import contextlib
 import logging
 
 from polykv_proxy.core.boots import Boots
-from polykv_proxy.core.events import SlotEvent
+from polykv_proxy.core.events import SeqGivenUp, SlotEvent
+from polykv_proxy.core.lifetime import Lifetime
+from polykv_proxy.core.tally import Evicted
 from polykv_proxy.engine.events import EngineEvents, Resync
 from polykv_proxy.engine.wire import Counters
 from polykv_proxy.errors import EngineAbilityError, EngineError, EngineUnavailableError
@@ -100,6 +102,8 @@ class EngineLink:
                 elif isinstance(event, SlotEvent):
                     self._hub.telemetry.saw(event)
                     self._hub.post(self._hub.ledger.engine_event(event, self._hub.clock.wall()))
+                elif isinstance(event, SeqGivenUp):
+                    self._gave_up(event)
                 else:
                     if isinstance(event, Resync):
                         self._hub.telemetry.missed()
@@ -107,6 +111,11 @@ class EngineLink:
         except EngineUnavailableError as error:
             raise EngineError(f"the event stream broke: {error}") from error
         log.debug("the event stream ended")
+
+    def _gave_up(self, event: SeqGivenUp) -> None:
+        commands = Lifetime(self._hub.ledger).given_up(event.seq)
+        self._hub.tally.evictions[Evicted.ENGINE] += bool(commands)
+        self._hub.post(commands)
 
     async def _reconcile(self) -> None:
         hub = self._hub

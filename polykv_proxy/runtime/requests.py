@@ -50,6 +50,8 @@ class RequestDesk:
         begun = self._hub.clock.monotonic()
         req = ledger.take_req()
         attachment, session = ledger.admit(req, wish, self._hub.clock.wall())
+        if attachment.pool is not None and attachment.pool.seq is not None:
+            self._pools.maker.room.expendables.taken(attachment.pool.seq)
         try:
             attachment = await self._settle(req, attachment, wish)
             if wish.explicit_p is not None and attachment.course is Course.ATTACH and attachment.pool is not None:

@@ -17,6 +17,7 @@ from polykv_proxy.core.retention import leaving
 from polykv_proxy.core.tally import Evicted
 from polykv_proxy.engine.wire import State
 from polykv_proxy.errors import ApiError, EngineError, EngineRefusedError, JournalError
+from polykv_proxy.runtime.expendables import Expendables
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.vault import Vault
 
@@ -33,6 +34,7 @@ class Room:
         self._hub = hub
         self._vault = vault
         self.spare: Set[int] = frozenset()
+        self.expendables = Expendables(hub, lambda: self.spare)
         self._lifetime = Lifetime(hub.ledger)
 
     def can_bring(self, parent: Pool) -> bool:
@@ -58,6 +60,8 @@ class Room:
 
         A recurrent model has no cells (their total is 0): its sequences are one state each.
         """
+        if n_cells:
+            await self.expendables.refresh()
         while n_cells and self._shares_cells():
             state = await self._hub.client.state()
             lacking = n_cells - _available(state)

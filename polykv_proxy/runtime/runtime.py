@@ -149,6 +149,7 @@ class Runtime:
             hub.spawn(runtime.link.run())
         else:
             hub.absent, hub.remedy = options.off, options.remedy
+        hub.spawn(runtime.pools.maker.room.expendables.run())
         runtime._declaring = hub.spawn(runtime.declared.run())
         if options.verify_interval_s is not None:
             runtime.self_check = SelfCheck(hub, runtime.pools, runtime.verifier, options.verify_interval_s)
@@ -204,6 +205,7 @@ class Runtime:
         self.lifetimes.end_leases()
         if hub.linked and any(pool.seq is not None for pool in hub.ledger.tree):
             await self._relieve()
+            await self.pools.maker.room.expendables.refresh()
         await self.pools.sweep()
         await self._save_access()
         await hub.telemetry.savings.sweep()

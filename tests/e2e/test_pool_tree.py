@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.engine.driver import request_body
 from tests.engine.judge import assert_equal, noise_floor
 from tests.engine.tree import tokens
 from tests.fakes.product import Product, product
@@ -124,6 +125,26 @@ def test_idle_pools_make_room_in_the_window_cache_too(engine_path: Path, tmp_pat
         state = proxy.engine.state()
         assert state["cells"]["used"] < 400
         assert 10 < len(state["seqs"]) < 21
+
+
+@pytest.mark.parametrize("kind", ["full", "swa"])
+def test_idle_pools_never_cost_a_request(engine_path: Path, tmp_path: Path, kind: str) -> None:
+    """With all cells in idle pools a plain request and one on a pool are served: pools leave, those in use and pinned stay."""
+    options = ("--max-pools", "24", "--pool-grace-s", "0")
+    with product(engine_path, tiny_model(kind), tmp_path, *options, args=["-c", 1024, "-np", 1, "-ub", 64]) as proxy:
+        kept, used = tokens(100, 1), tokens(100, 2)
+        for name, prefix in (("kept", kept), ("used", used)):
+            proxy.pool(tokens=prefix, name=name)
+        proxy.http.post("/polykv/pools/kept/pin")
+        for n in range(7 if kind == "full" else 14):
+            proxy.fork("used", tokens=[*used, *tokens(100, 50 + n)])
+        proxy.until(lambda: proxy.get("/polykv/pools")["pools"][-1]["kept_by"] is None)
+        proxy.until(lambda: proxy.http.post("/completion", json=request_body(tokens(500, 9), 4)).status_code == 200)
+        assert proxy.ask([*used, *tokens(400, 10)], pool_id="used").n_shared == 100
+        proxy.settled()
+        residency = {pool["name"]: pool["residency"] for pool in proxy.get("/polykv/pools")["pools"]}
+        assert (residency["kept"], residency["used"]) == ("resident", "resident")
+        assert sums_up(proxy) if kind == "full" else True
 
 
 def test_compaction_frees_cells_and_answers_right(plain: Product) -> None:

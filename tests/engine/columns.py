@@ -45,8 +45,8 @@ class Column:
 
     @property
     def least(self) -> float:
-        """How far log-probs may lie apart by rounding: a little changes which step a quantised value takes."""
-        return LEAST_PLAIN if self.exact else 2 * LEAST
+        """How far log-probs may lie apart by rounding: a little changes which step a quantised cell or activation takes."""
+        return LEAST_PLAIN if self.exact and self.kind not in REAL else 2 * LEAST
 
     @property
     def helper(self) -> Path:

@@ -8,8 +8,12 @@ tolerance is three times that floor, and never less than `LEAST`.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from pathlib import Path
 
 from tests.engine.driver import Engine, Reply
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 LEAST = 0.05
 """Log-prob units; rounding of flash attention, which works on f16, on the tiny models."""
@@ -17,15 +21,40 @@ LEAST_PLAIN = 0.01
 """The same with `-fa off`."""
 
 
-def noise_floor(engine: Engine, n: int = 4) -> float:
+Source = Callable[[int, int], list[int]]
+"""From a number of tokens and a seed to these tokens."""
+
+
+def noise_floor(engine: Engine, n: int = 4, source: Source | None = None) -> float:
     """Largest log-prob difference between stock answers to one prompt that only rounding tells apart."""
     worst = 0.0
     for seed in range(8):
-        prompt = [random.Random(seed * 997 + i).randrange(300, 40000) for i in range(40 + 20 * seed)]
-        fresh = engine.fresh(prompt, n)
+        prompt = (source or scattered)(40 + 20 * seed, seed)
+        fresh = engine.fresh(prompt, n, ignore_eos=True)
         engine.completion(prompt[: len(prompt) // 2], 3)  # holds other cells, and is the cache of the next one
-        worst = max(worst, distance(engine.completion(prompt, n), fresh), distance(engine.fresh(prompt, n), fresh))
+        worst = max(worst, distance(engine.completion(prompt, n, ignore_eos=True), fresh))
+        worst = max(worst, distance(engine.fresh(prompt, n, ignore_eos=True), fresh))
     return worst
+
+
+def scattered(n: int, seed: int) -> list[int]:
+    """Random ids."""
+    return [random.Random(seed * 997 + i).randrange(300, 40000) for i in range(n)]
+
+
+def text(engine: Engine) -> Source:
+    """Pieces of this project's documentation: real models are much less sure of random ids, and so of their roundings.
+
+    ASCII only: a reply has no log-prob for a token that ends within a character.
+    """
+    words = "".join(path.read_text() for path in sorted(DOCS.glob("*.md"))).encode("ascii", "ignore").decode()
+    ids: list[int] = engine.http.post("/tokenize", json={"content": words}).raise_for_status().json()["tokens"]
+
+    def piece(n: int, seed: int) -> list[int]:
+        start = seed * 997 % (len(ids) - n)
+        return ids[start : start + n]
+
+    return piece
 
 
 def distance(a: Reply, b: Reply) -> float:

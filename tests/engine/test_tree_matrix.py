@@ -18,7 +18,7 @@ import pytest
 
 from tests.engine.columns import LONG_ROOT, REAL, Column, full, pairwise
 from tests.engine.driver import Engine, Reply
-from tests.engine.judge import assert_equal, noise_floor
+from tests.engine.judge import Source, assert_equal, distance, noise_floor, text
 from tests.engine.tree import CHAIN, TAILS, Node, Tree, shape, tokens
 
 pytestmark = pytest.mark.engine
@@ -29,16 +29,24 @@ COLUMNS = full() if FULL else pairwise()
 
 
 class References:
-    """Answers of unpatched engines without any cache, asked once each."""
+    """Answers of unpatched engines without any cache, asked once each.
 
-    def __init__(self, engine: Engine) -> None:
-        self.engine, self.floor = engine, noise_floor(engine)
+    Of `real` models each is also asked from a cache that grew in pieces, as a tree does: they round coarsely, and not each prompt
+    shows it.
+    """
+
+    def __init__(self, engine: Engine, source: Source, *, real: bool) -> None:
+        self.engine, self.source, self.real, self.floor = engine, source, real, noise_floor(engine, 5, source)
         self.known: dict[tuple[int, ...], Reply] = {}
 
     def __call__(self, prompt: list[int], n: int) -> Reply:
         key = (n, *prompt)
         if key not in self.known:
             self.known[key] = self.engine.fresh(prompt, n, ignore_eos=True)
+            if self.real:
+                for part in (0.3, 0.32, 0.4, 0.7):
+                    self.engine.completion(prompt[: int(len(prompt) * part)], 1)
+                self.floor = max(self.floor, distance(self.engine.completion(prompt, n, ignore_eos=True), self.known[key]))
         return self.known[key]
 
 
@@ -52,7 +60,9 @@ def references(twin_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
             args = [*column.model_args(tmp_path_factory.getbasetemp()), "-c", 2048, "-np", 2, "-kvu", "--cache-ram", 0]
             key = (column.path, *args)
             if key not in known:
-                known[key] = References(running.enter_context(Engine(twin_path, column.path, args)))
+                engine = running.enter_context(Engine(twin_path, column.path, args))
+                real = column.kind in REAL
+                known[key] = References(engine, text(engine) if real else tokens, real=real)
             return known[key]
 
         yield of
@@ -85,7 +95,7 @@ class Case:
                     raise
 
     def check_node(self, i: int, node: Node) -> None:
-        tail = tokens(TAILS[(i + self.number) % len(TAILS)], 9000 + i)
+        tail = self.right.source(TAILS[(i + self.number) % len(TAILS)], 9000 + i)
         n = 24 if self.column.speculation == "ngram" else 5
         reply = self.tree.ask(node, tail, n)
         assert (reply.status, reply.n_shared, reply.miss) == (200, len(node.tokens), None), reply.body
@@ -135,7 +145,7 @@ def thinned(case: Case) -> None:
     """Some siblings and an inner node are gone, others wrote over their cells, plain requests went through the slots."""
     case.tree.drop([case.tree.nodes[i] for i in (4, 8, 11, 16)])
     for i, node in enumerate(case.tree.nodes[1:4]):
-        prompt = [*node.tokens, *tokens(40, 700 + i)]
+        prompt = [*node.tokens, *case.right.source(40, 700 + i)]
         for _ in range(2):
             case.compare(case.engine.completion(prompt, 5, ignore_eos=True), prompt, 5)
     stranger = case.engine.materialise(tokens(150, 5))  # also empties the slot where there is one only
@@ -235,7 +245,7 @@ def test_every_node_answers_as_an_unpatched_engine_without_cache(
 ) -> None:
     """Grown, in company, beside a shift, thinned out, rebuilt, saved and restored, after a crash, after sleep."""
     args = column.args(tmp_path)
-    right, nodes = references(column), shape(number, LONG_ROOT.get(column.model, CHAIN[0]))
+    right, nodes = references(column), shape(number, LONG_ROOT.get(column.model, CHAIN[0]), references(column).source)
     with killed(Engine(engine_path, column.path, args, MAX_POOLS)) as engine:
         assert engine.hello()["speculative"] is (column.speculation != "none")
         case = Case(column, Tree(engine, nodes), right, number)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.engine.driver import Engine, Reply
+from tests.engine.judge import Source
 
 CHAIN = (33, 1, 2, 31, 32, 33, 7, 64)
 """Own tokens of each node of the chain."""
@@ -42,17 +43,17 @@ class Node:
     seq: str = ""
 
 
-def shape(seed: int, n_root: int = CHAIN[0]) -> list[Node]:
+def shape(seed: int, n_root: int = CHAIN[0], source: Source = tokens) -> list[Node]:
     """The whole tree, parents first."""
     nodes: list[Node] = []
     for depth, n in enumerate((n_root, *CHAIN[1:])):
         above = nodes[-1] if nodes else None
         prefix = above.tokens if above else []
-        nodes.append(Node([*prefix, *tokens(n, 100 * seed + depth)], above, len(prefix)))
+        nodes.append(Node([*prefix, *source(n, 100 * seed + depth)], above, len(prefix)))
     top = nodes[SIBLINGS_OF]
     for n in range(N_SIBLINGS):
         at = max(1, len(top.tokens) - 7 * n)
-        nodes.append(Node([*top.tokens[:at], *tokens(5 + n, 100 * seed + 50 + n)], top, at, n in SNAPSHOTS))
+        nodes.append(Node([*top.tokens[:at], *source(5 + n, 100 * seed + 50 + n)], top, at, n in SNAPSHOTS))
     return nodes
 
 

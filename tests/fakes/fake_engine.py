@@ -17,6 +17,7 @@ from tests.fakes.fake_hello import hello_of
 from tests.fakes.fake_owners import BYTES_PER_CELL, held
 from tests.fakes.fake_probs import Contents
 from tests.fakes.fake_records import Ask, EngineFaultError, Facts, Seq, Slot, news
+from tests.fakes.fake_room import make_room
 from tests.fakes.toy_tokens import N_VOCAB, ToyTokenizer
 
 
@@ -66,6 +67,7 @@ class FakeEngine:
         self.update, self.t_us = 0, 0
         self.seqs: dict[int, Seq] = {}
         self.gens: dict[int, int] = {}
+        self.expendable: list[str] = []
         self.slots = [Slot(i) for i in range(self.n_slots)]
         self._cells = itertools.count(1)
         self._promised: Counter[int] = Counter()
@@ -91,7 +93,7 @@ class FakeEngine:
         self.running.set()
 
     def fail_next(self, verb: str, fault: EngineFaultError) -> None:
-        """The next call of this verb fails so. Verbs: hello, seqs, free, session, state, dry, complete, save, restore."""
+        """The next call of this verb fails so: hello, seqs, free, session, state, dry, complete, save, restore, expendable."""
         self.faults.setdefault(verb, deque()).append(fault)
 
     def maybe_fail(self, verb: str) -> None:
@@ -153,6 +155,9 @@ class FakeEngine:
             "reason": None,
             **more,
         }
+        self.record(kind, data)
+
+    def record(self, kind: str, data: dict) -> None:
         self.ring.append((next(self._event), kind, data))
         self._tell(self.event_made)
 
@@ -227,13 +232,7 @@ class FakeEngine:
         return list(cells) if self.n_streams == 1 else self.kv.copied(cells, [next(self._cells) for _ in cells])
 
     def take_cells(self, n: int) -> list[int]:
-        total = self.n_ctx * self.n_streams
-        for slot in sorted(self.slots, key=lambda s: s.used_at):
-            if self.used_cells() + n <= total:
-                break
-            if slot.state == "idle":
-                slot.clear()
-        if self.used_cells() + n > total:
+        if not make_room(self, n):
             raise EngineFaultError(422, "too_long", "the cache is full")
         return [next(self._cells) for _ in range(n)]
 

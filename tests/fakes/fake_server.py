@@ -21,6 +21,7 @@ from starlette.routing import Route
 from tests.fakes import fake_files
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_records import Ask, EngineFaultError, Facts, opencoti
+from tests.fakes.fake_room import set_expendable
 from tests.fakes.toy_tokens import TemplateError, render
 
 COMPLETIONS = ("/completion", "/completions", "/v1/completions")
@@ -97,6 +98,7 @@ class FakeEngineServer:
             Route("/_polykv/v1/state", self._state),
             Route("/_polykv/v1/events", self._events),
             Route("/_polykv/v1/seqs", self._make, methods=["POST"]),
+            Route("/_polykv/v1/expendable", self._expendable, methods=["POST"]),
             Route("/_polykv/v1/seqs/restore", self._restore, methods=["POST"]),
             Route("/_polykv/v1/seqs/{ref}/tokens", self._tokens),
             Route("/_polykv/v1/seqs/{ref}/save", self._save, methods=["POST"]),
@@ -161,6 +163,9 @@ class FakeEngineServer:
 
     async def _restore(self, request: Request) -> Response:
         return JSONResponse(await fake_files.restore(self.engine, await request.json()))
+
+    async def _expendable(self, request: Request) -> Response:
+        return JSONResponse(set_expendable(self.engine, await request.json()))
 
     async def _free(self, request: Request) -> Response:
         return JSONResponse(self.engine.free(request.path_params["ref"]))

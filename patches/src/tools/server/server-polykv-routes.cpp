@@ -197,6 +197,22 @@ static server_http_res_ptr handle_delete_seq(server_context & ctx_server, const 
     return op_response(run_op(ctx_server, std::move(op), req.should_stop));
 }
 
+static server_http_res_ptr handle_expendable(const server_http_req & req) {
+    std::deque<polykv_seq_id> ids;
+    try {
+        const json data = json::parse(req.body);
+        for (const auto & val : data.at("seqs")) {
+            ids.emplace_back();
+            if (!val.is_string() || !polykv_seq_id::parse(val.get<std::string>(), ids.back())) {
+                throw std::invalid_argument("a sequence is written seq.gen, for example \"5.3\"");
+            }
+        }
+    } catch (const std::exception & e) {
+        return make_error(400, "invalid_request_error", e.what());
+    }
+    return make_json({{"n", polykv_get_hub().set_expendable(std::move(ids))}});
+}
+
 static server_http_res_ptr handle_delete_session(server_context & ctx_server, const server_http_req & req) {
     const std::string text = req.get_param("session");
     if (text.empty() || text.size() > 19 || text.find_first_not_of("0123456789") != std::string::npos || std::stoull(text) == 0) {
@@ -563,6 +579,7 @@ void polykv_register_routes(const server_http_context & ctx_http, server_context
     ctx_http.get (base + "/events",           guarded(handle_events));
     ctx_http.post(base + "/seqs",             guarded([&ctx_server](const server_http_req & req) { return handle_post_seqs(ctx_server, req); }));
     ctx_http.get (base + "/seqs/:seq/tokens", guarded(handle_tokens));
+    ctx_http.post(base + "/expendable",       guarded(handle_expendable));
     ctx_http.post(base + "/seqs/restore",     guarded([&ctx_server](const server_http_req & req) { return handle_restore(ctx_server, req); }));
     ctx_http.post(base + "/seqs/:seq/save",   guarded([&ctx_server](const server_http_req & req) { return handle_save(ctx_server, req); }));
     ctx_http.del (base + "/seqs/:seq",        guarded([&ctx_server](const server_http_req & req) { return handle_delete_seq(ctx_server, req); }));

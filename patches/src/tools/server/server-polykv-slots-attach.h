@@ -193,8 +193,19 @@ int server_context_impl::polykv_n_own(const server_slot & slot, int n_past) cons
     return res;
 }
 
-// the base cache is shared, the rest comes from the checkpoint and is the slot's own; false: no room for it
+// false: there is no room for it, and nothing idle that could make some
 bool server_context_impl::polykv_restore(server_slot & slot, const polykv_seq_id & seq, const common_prompt_checkpoint & checkpoint) {
+    while (!polykv_load(slot, seq, checkpoint)) {
+        slot.prompt_clear();
+        if (!try_clear_idle_slots() && !polykv_give_up_seq()) {
+            return false;
+        }
+    }
+    return true;
+}
+
+// the base cache is shared, the rest comes from the checkpoint and is the slot's own; false: no room for it
+bool server_context_impl::polykv_load(server_slot & slot, const polykv_seq_id & seq, const common_prompt_checkpoint & checkpoint) {
     const auto load = [&](llama_context * ctx, const std::vector<uint8_t> & data) {
         return data.empty() || llama_state_seq_set_data_ext(ctx, data.data(), data.size(), slot.id, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY) == data.size();
     };

@@ -65,12 +65,23 @@ bool server_context_impl::polykv_is_decoded(const server_slot & slot, int32_t of
     return !polykv_pools() || (slot.i_batch >= off && slot.i_batch < off + batch.view.size());
 }
 
-// no cell is free. true: try again, an idle slot, the drafts or one request gave way
+// one that nobody needs now, as the caller says; on a split cache it has a stream of its own and makes no room
+bool server_context_impl::polykv_give_up_seq() {
+    polykv_seq_id seq;
+    if (polykv_split() || !polykv_get_hub().give_up(seq)) {
+        return false;
+    }
+    SRV_INF("the KV cache is full: giving up sequence %s\n", seq.str().c_str());
+    slots[0].mem.seq_rm(seq.seq, -1, -1);
+    return true;
+}
+
+// no cell is free. true: try again, an idle slot, an expendable sequence, the drafts or one request gave way
 bool server_context_impl::polykv_make_room(int32_t n_batch, int32_t off) {
     if (!polykv_pools() || polykv_split()) {
         return false; // the stream of a split cache is as large as the context of its slot: it is never full
     }
-    if (try_clear_idle_slots()) {
+    if (try_clear_idle_slots() || polykv_give_up_seq()) {
         return true;
     }
 

@@ -144,6 +144,30 @@ std::vector<polykv_seq_state> polykv_hub::list_locked() const {
     return res;
 }
 
+size_t polykv_hub::set_expendable(std::deque<polykv_seq_id> && ids) {
+    std::lock_guard<std::mutex> lock(mutex);
+    expendable = std::move(ids);
+    return std::count_if(seqs.begin(), seqs.end(), [&](const auto & seq) {
+        return seq.ready && std::find(expendable.begin(), expendable.end(), seq.id) != expendable.end();
+    });
+}
+
+bool polykv_hub::give_up(polykv_seq_id & out) {
+    std::lock_guard<std::mutex> lock(mutex);
+    while (!expendable.empty()) {
+        out = expendable.front();
+        expendable.pop_front();
+        for (auto & seq : seqs) {
+            if (seq.ready && seq.id == out) {
+                seq = {};
+                emit_locked("evicted", {{"type", "evicted"}, {"t_us", polykv_now_us()}, {"seq", out.str()}});
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
 //
 // pending tasks
 //
@@ -211,6 +235,7 @@ void polykv_hub::boot(int32_t first, int32_t n_seqs, json && info) {
     first_seq = first;
     phase     = POLYKV_PHASE_READY;
     seqs.assign(n_seqs, {});
+    expendable.clear();
 
     emit_locked("resync", {{"boot_id", id_boot}, {"update", n_updates}});
 }

@@ -183,6 +183,10 @@ struct polykv_hub {
     bool find(const polykv_seq_id & id, polykv_seq_record & out) const;
     std::vector<polykv_seq_state> list() const; // those that are ready, the oldest first
 
+    // those that may go when cells run out, in this order; the list takes the place of the last one. returns how many are there
+    size_t set_expendable(std::deque<polykv_seq_id> && ids);
+    bool   give_up(polykv_seq_id & out); // releases the next of them and emits "evicted"; false: none is left
+
     // tasks that were posted and not launched, so that each ends in exactly one event
     void pending_add(int id_task, uint64_t req, uint64_t session, size_t index);
     void pending_take(int id_task); // it was launched
@@ -238,6 +242,7 @@ private:
     int32_t  first_seq = 0;
     uint64_t n_gen     = 0; // generations are unique over all ids and boots
     std::vector<polykv_seq_record> seqs;
+    std::deque<polykv_seq_id>      expendable;
 
     std::map<int, pending_task> pending;
 
