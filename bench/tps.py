@@ -71,8 +71,12 @@ class Clock:
 
     @classmethod
     def of(cls, done: Exchange) -> Clock:
-        found = [(done.began + at, len(event.get("tokens", ()))) for at, event in zip(done.arrivals, done.events, strict=True)]
-        return cls([at for at, n in found if n], [n for _, n in found if n])
+        """What came in one read of the socket came at once."""
+        came: dict[float, int] = {}
+        for at, event in zip(done.arrivals, done.events, strict=True):
+            came[at] = came.get(at, 0) + len(event.get("tokens", ()))
+        found = [(done.began + at, n) for at, n in came.items() if n]
+        return cls([at for at, _ in found], [n for _, n in found])
 
     @property
     def tps(self) -> float:
@@ -87,8 +91,7 @@ class Clock:
         for at, n in zip(self.times[1:], self.counts[1:], strict=True):
             if at > until:
                 break
-            if at > last:
-                pace, last = pace.after(n, at - last), at
+            pace, last = pace.after(n, at - last), at
         return pace.value
 
 

@@ -63,9 +63,11 @@ class Speeds:
         if seen is None or seen < view.seq:
             yield self.event(view, running=running)
         now = asyncio.get_running_loop().time
+        moment = 0
         while not self._news.closed:
-            due = (now() // interval_s + 1) * interval_s
-            while (left := due - now()) > HEARTBEAT_S and not self._news.closed:
+            # counted, not looked up: a timer may be a little early, and its moment is over all the same
+            moment = max(moment, int(now() / interval_s)) + 1
+            while (left := moment * interval_s - now()) > HEARTBEAT_S and not self._news.closed:
                 await self._news.rest(HEARTBEAT_S)
                 yield KEEPALIVE_COMMENT
             await self._news.rest(left)

@@ -103,6 +103,19 @@ async def test_speeds_that_were_seen_are_not_told_again() -> None:
     assert (await told(older)).endswith("\nid: 1\n\n")
 
 
+async def test_a_timer_that_is_early_does_not_tell_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each moment of the cadence is told once, though the clock is not quite there yet."""
+    row, now = news(), asyncio.get_running_loop().time
+    rest = row.rest
+    monkeypatch.setattr(row, "rest", lambda seconds: rest(seconds - 0.002))
+    speeds = Speeds(row, Looks()).chunks(0.02, None, running=False)
+    await told(speeds)
+    began = now()
+    for _ in range(8):
+        await told(speeds)
+    assert now() - began >= 7 * 0.02 - 0.003
+
+
 def test_one_view_is_one_text_for_all() -> None:
     """The same bytes for every reader, made once; another for those who want running ones only."""
     speeds, view = Speeds(news(), Looks()), Looks()()
