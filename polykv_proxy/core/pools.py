@@ -30,7 +30,9 @@ class Residency(StrEnum):
     FAILED = "failed"
 
 
-REBUILDABLE = frozenset({Residency.SAVED, Residency.EVICTED, Residency.LOST, Residency.QUARANTINED})
+_DORMANT = frozenset({Residency.SAVED, Residency.EVICTED, Residency.LOST})
+"""Without KV, and nothing wrong: `saved` exactly where there is a copy."""
+REBUILDABLE = _DORMANT | {Residency.QUARANTINED}
 """Residencies from which the next attach rebuilds the pool."""
 
 
@@ -161,14 +163,14 @@ class Pool:
 
     def displaced(self, residency: Residency, reason: str) -> Pool:
         """This pool without KV in the engine: `saved` where it would be evicted or lost and has a copy."""
-        if self.copy is not None and residency in REBUILDABLE:
+        if self.copy is not None and residency in _DORMANT:
             residency = Residency.SAVED
         return replace(self, residency=residency, seq=None, cells=0, base=None, n_shared=0, reason=reason)
 
     def with_copy(self, copy: SavedCopy | None, without: Residency) -> Pool:
         """This pool with a copy on disk, or with none any more: `without` is what it is then, if it was `saved`."""
         residency = self.residency
-        if residency in REBUILDABLE and copy is not None:
+        if residency in _DORMANT and copy is not None:
             residency = Residency.SAVED
         elif residency is Residency.SAVED:
             residency = without

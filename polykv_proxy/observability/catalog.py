@@ -84,11 +84,11 @@ SAVED_TOKENS = _counter("polykv_saved_prompt_tokens", "Prompt tokens that pools 
 SAVED_SECONDS = _counter("polykv_saved_seconds", "Estimate of the seconds of computing that pools saved.")
 REBUILDS = _counter("polykv_pool_rebuilds", "Pools whose KV was made anew for a request.", "outcome")
 EVICTIONS = _counter("polykv_pool_evictions", "Pools that gave up their KV.", "cause")
-CHECKS = _counter("polykv_pool_checks", "Self-checks of pools, asked for or at intervals.", "verdict")
 
 DISK_BYTES = _gauge("polykv_disk_bytes", "Bytes of copies of pools' KV on disk.")
 MAX_DISK_BYTES = _gauge("polykv_disk_bytes_max", "Bytes that copies may take; 0 without --kv-disk-bytes.")
 COPIES = _counter("polykv_disk_copies", "Copies of pools' KV, by what became of them.", "outcome")
+CHECKS = _counter("polykv_pool_checks", "Self-checks of pools, asked for or at intervals.", "verdict")
 
 # -- the proxy and its engine -----------------------------------------------------------------------------------------------
 
