@@ -80,7 +80,7 @@ class Metrics:
         return Sources(
             view=self._runtime.glance.now,
             server=self._server,
-            used_bytes=lambda view: view.whole.cells_used * (hub.hello.kv.bytes_per_token if hub.hello else 0),
+            used_bytes=lambda view: view.whole.kv_bytes_used,
             counts=self._counts,
             engine_state=self._engine_state,
             model_name=lambda: self._model,

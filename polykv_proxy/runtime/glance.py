@@ -5,7 +5,6 @@ Law: asks the engine nothing. However many look, there are at most ten looks a s
 
 from __future__ import annotations
 
-from polykv_proxy.engine.wire import SeqState, State
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.rows import StateView
 from polykv_proxy.runtime.view import View
@@ -25,14 +24,5 @@ class Glance:
         """Everything, by what was heard of the engine; no older than a tick."""
         tick = self._hub.clock.monotonic() // TICK_S
         if self._last is None or self._last[0] != tick:
-            self._last = (tick, self._view.look(self._hub.hello, self._state()))
+            self._last = (tick, self._view.look(self._hub.hello, self._hub.telemetry.live.state))
         return self._last[1]
-
-    def _state(self) -> State | None:
-        """The engine's counters tell nothing of sequences: which of them pools have is known from the records."""
-        state = self._hub.telemetry.live.state
-        if state is None:
-            return None
-        held = [pool for pool in self._hub.ledger.tree if pool.seq is not None]
-        seqs = [SeqState(seq=str(pool.seq), n_tokens=pool.prefix_len, cells=pool.cells) for pool in held]
-        return state.model_copy(update={"seqs": seqs})

@@ -2,6 +2,9 @@
 
 from pathlib import Path
 
+import pytest
+
+from polykv_proxy.runtime import room
 from tests.fakes.fake_engine import FakeEngine
 from tests.integration.rig import rig
 
@@ -36,14 +39,15 @@ async def test_everybody_owns_what_they_hold(tmp_path: Path) -> None:
         assert shown["kv_bytes"] == 4000 + 4200 + 4500
 
 
-async def test_a_full_stream_of_one_evicts_nothing_of_another(tmp_path: Path) -> None:
+async def test_a_full_stream_of_one_evicts_nothing_of_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Long pools fill nearly all cells of their streams: none of them gives way until a pool needs its id."""
     engine = FakeEngine(max_pools=3, n_slots=1, n_ctx=64, unified=False)
     async with rig(tmp_path, engine) as proxy:
         proxy.clock.now += 100
         for n in range(3):
             await proxy.pool(tokens=[*range(100 + n, 163 + n)])
-        await proxy.runtime.pools.maker.room.relieve(0.99)
+        monkeypatch.setattr(room, "LOW_CELLS", 0.99)
+        await proxy.runtime.pools.maker.room.relieve()
         assert len(engine.seqs) == 3
         proxy.clock.now += 100
         await proxy.pool(tokens=BASE)
