@@ -71,6 +71,7 @@ def test_three_variants_are_counted_and_go_together(proxy: Product, how: str) ->
     with proxy.http.stream("POST", "/completion", json={**LONG, "pool_id": "p", "session_id": "var"}) as stream:
         lines = stream.iter_lines()
         proxy.until(lambda: proxy.get("/polykv/capacity")["cells_used"] >= len(POOL) + 30)
+        proxy.until(lambda: proxy.get("/polykv/pools/p")["sessions"][0]["state"] == "active")
         capacity, shown, sessions = proxy.get("/polykv/capacity"), proxy.get("/polykv/pools/p"), proxy.get("/polykv/sessions")
         assert (capacity["slots_busy"], capacity["n_requests"], capacity["seq_ids_used"]) == (3, 1, 1)
         (session,) = shown["sessions"]
