@@ -156,7 +156,7 @@ def test_our_verbs_answer_501_with_the_remedy(served: Served) -> None:
     with _through(served) as through:
         refused = through.post("/polykv/pools", json={"prompt": "x"})
         assert refused.status_code == 501
-        assert "polykv-proxy doctor" in refused.json()["error"]["message"]
+        assert "scripts/build_engine.sh" in refused.json()["error"]["message"]
         assert through.get("/_polykv/v1/hello").status_code == 404
         health = through.get("/polykv/health").json()
         assert health["state"] == "ready"

@@ -27,7 +27,6 @@ from tests.models import tiny_model
 pytestmark = pytest.mark.engine
 
 L = 300
-PATIENCE_S = 120.0
 
 
 def tokens(n: int, seed: int) -> list[int]:
@@ -55,14 +54,14 @@ class Side:
 
     async def save(self, pool: int, path: Path) -> SavedFile:
         """What the pool's sequence holds."""
-        await self.runtime.hub.client.save_seq(self.seq(pool), path, 0, PATIENCE_S)
+        await self.runtime.hub.client.save_seq(self.seq(pool), path, 0)
         return SavedFile.read(path)
 
     async def put(self, pool: int, file: SavedFile, path: Path) -> None:
         """Restore a file, and have the proxy believe that it is the pool's KV."""
         hub = self.runtime.hub
         await hub.client.free_seq(self.seq(pool))
-        made = await hub.client.restore_seq(file.write(path), None, PATIENCE_S)
+        made = await hub.client.restore_seq(file.write(path), None)
         hub.ledger.displace(pool, Residency.LOST, "test")
         hub.ledger.begin_rebuild(pool)
         hub.ledger.place(pool, Placement(hub.boot_id, made.ref, made.cells))
