@@ -21,6 +21,9 @@ from polykv_proxy.runtime.pools import PoolService
 
 log = logging.getLogger("polykv.quarantine")
 
+CLEAN_S = 2.0
+"""How long a slot that was idle is waited for: a request may have got there first, which then ends as any running one."""
+
 
 class Quarantines:
     """The quarantine of one hub."""
@@ -56,10 +59,10 @@ class Quarantines:
             log.warning("slots may still hold KV that failed a check: %s", error)
             return
         tainted = [slot for slot in slots if slot.seq and self.core.tainted(SeqRef.parse(slot.seq), slot.n_shared)]
-        await asyncio.gather(*(self._clean(slot) for slot in tainted if slot.state == "idle"))
-        for slot in tainted:
-            if slot.state != "idle":
-                self._hub.spawn(self._clean(slot))
+        cleaning = {self._hub.spawn(self._clean(slot)): slot for slot in tainted}
+        idle = [work for work, slot in cleaning.items() if slot.state == "idle"]
+        if idle:
+            await asyncio.wait(idle, timeout=CLEAN_S)
 
     async def _clean(self, slot: SlotState) -> None:
         """A prompt of one token that keeps nothing of what was there, in a session that then ends."""
