@@ -84,7 +84,6 @@ async def test_lives_at_random_lose_no_pool_and_exceed_no_limit(tmp_path: Path, 
             if dice.random() < 0.5:
                 await server.crash()
                 await server.restart()
-    Path("/tmp/vault-seed%d" % seed).write_text(str(dict(copies)))
     assert set(copies) >= {Copied.WRITTEN, Copied.READ, Copied.REFUSED}, "all of it came to pass"
 
 

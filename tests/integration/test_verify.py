@@ -172,7 +172,7 @@ async def test_a_running_request_is_not_broken_and_its_slot_is_emptied_after_it(
     """It ends as it would have; the next turn of its session finds nothing of the wrong KV. So it is with idle slots at once."""
     await use(proxy, 2, [*CHILD, 1], session_id="idle")
     await use(proxy, 2, [*CHILD, 2])
-    running = asyncio.ensure_future(use(proxy, 2, [*CHILD, 3], session_id="busy", n_predict=2000))
+    running = asyncio.ensure_future(use(proxy, 2, [*CHILD, 3], session_id="busy", n_predict=3900))
     busy = await _generating(proxy)
     corrupt(proxy, 2, 45)
     assert (await verify(proxy, 2))["verdict"] == "mismatch"
