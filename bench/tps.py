@@ -15,7 +15,7 @@ import time
 import zlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -205,7 +205,7 @@ class Watcher:
         self._socket.close()
 
     def _follow(self) -> None:
-        with self._socket.makefile("rb") as lines:
+        with self._socket.makefile("rb") as lines, suppress(ConnectionError):
             for line in lines:
                 if line.startswith(b"data: {"):
                     now = time.perf_counter()
