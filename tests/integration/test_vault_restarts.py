@@ -204,7 +204,9 @@ async def test_requests_join_what_is_read_back(tmp_path: Path) -> None:
             while proxy.runtime.pools.flight(1) is None:
                 await asyncio.sleep(0.005)
         calls = [asyncio.ensure_future(proxy.call("/completion", {"prompt": [*BASE, n], "pool_id": 1})) for n in range(3)]
-        await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            while (flight := proxy.runtime.pools.flight(1)) is None or flight.unasked:
+                await asyncio.sleep(0.005)
         proxy.engine.go()
         replies = await asyncio.gather(*calls)
         assert await step is True
@@ -213,7 +215,7 @@ async def test_requests_join_what_is_read_back(tmp_path: Path) -> None:
         assert not any("restored" in reply.json()["opencoti"] for reply in replies)
 
 
-async def test_who_joins_gets_a_prefill_when_the_copy_is_bad(tmp_path: Path) -> None:
+async def test_who_joins_gets_a_prefill_when_the_copy_is_bad(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Unasked, a bad copy ends it; somebody who waits has the pool computed."""
     async with vault(tmp_path) as proxy:
         for first in (100, 200):
@@ -227,16 +229,24 @@ async def test_who_joins_gets_a_prefill_when_the_copy_is_bad(tmp_path: Path) -> 
         assert await proxy.runtime.keeper.step() is True
         assert (proxy.engine.computed, (await residencies(proxy))[1]) == (computed, "lost")
         assert proxy.runtime.hub.tally.rebuilds == {}, "nobody asked, nobody failed"
-        proxy.engine.hold()
+        seen, joined, refuse = asyncio.Event(), asyncio.Event(), proxy.runtime.vault.refuse
+
+        async def when_joined(pool_id: int, why: str) -> None:
+            seen.set()
+            await joined.wait()
+            await refuse(pool_id, why)
+
+        monkeypatch.setattr(proxy.runtime.vault, "refuse", when_joined)
         step = asyncio.ensure_future(proxy.runtime.keeper.step())
-        async with asyncio.timeout(20):
-            while proxy.runtime.pools.flight(2) is None:
-                await asyncio.sleep(0.005)
+        await asyncio.wait_for(seen.wait(), 20)
         call = asyncio.ensure_future(proxy.call("/completion", {"prompt": [*range(200, 240), 1], "pool_id": 2}))
-        await asyncio.sleep(0)
-        proxy.engine.go()
+        async with asyncio.timeout(20):
+            while (flight := proxy.runtime.pools.flight(2)) is None or flight.unasked:
+                await asyncio.sleep(0.005)
+        joined.set()
         assert (await call).headers["x-cached-prefix-tokens"] == "40"
         await step
+        assert (await residencies(proxy))[2] == "resident"
 
 
 async def test_what_is_read_back_takes_only_free_room(tmp_path: Path) -> None:
