@@ -211,12 +211,12 @@ def table(pool: dict[str, Any], asked: list[Asked]) -> str:
 def serve(proxy: subprocess.Popen[bytes], port: int) -> int:
     """Until Ctrl-C, or until the proxy ends by itself."""
     example = json.dumps({"pool_id": NAME, "messages": [{"role": "system", "content": "..."}, {"role": "user", "content": "..."}]})
-    print(
+    text = (
         f"\n  Serving on http://127.0.0.1:{port} (Ctrl-C stops). Attach to the pool by its name, with the system text it holds "
-        f"(HANDBOOK in scripts/quickstart_tour.py):\n    {example}\n",
-        flush=True,
+        f"(HANDBOOK in scripts/quickstart_tour.py):\n    {example}\n"
     )
     try:
+        print(text, flush=True)
         return proxy.wait()
     except KeyboardInterrupt:
         say("stopping")

@@ -78,8 +78,11 @@ async def test_a_slot_that_works_is_emptied_before_anybody_else_gets_it(peer: Pe
     await clear(peer, session)
     assert [reply.status_code for reply in await asyncio.gather(*busy)] == [200] * 5
     seen = [event for event in peer.events if isinstance(event, SlotEvent) and event.slot == slot]
-    launched = [(event.req, event.session) for event in seen if event.kind is SlotEventKind.LAUNCHED]
-    assert launched[launched.index((req, 0)) + 1][1] == session
+    launched = [event for event in seen if event.kind is SlotEventKind.LAUNCHED]
+    launched = launched[[event.req for event in launched].index(req) :]
+    (emptied,) = [event for event in launched if event.session == session]
+    posted_us = emptied.t_us - emptied.us_queued
+    assert next(event for event in launched if event.t_us > posted_us) is emptied
 
 
 async def _working(peer: Peer, n: int) -> tuple[int, int]:
