@@ -16,7 +16,7 @@ from polykv_proxy.core.events import SlotEvent
 from polykv_proxy.core.pools import SeqRef
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.engine.events import EngineEvents, StreamEvent
-from polykv_proxy.engine.wire import Made
+from polykv_proxy.engine.wire import Made, State
 from polykv_proxy.ports import EngineAddress
 from tests.engine.driver import KEY, Engine
 from tests.fakes.fake_engine import FakeEngine
@@ -25,6 +25,8 @@ from tests.models import tiny_model
 
 HANG_GUARD_S = 60
 FIRST_REQ = count(1000)
+NOBODY = 1
+"""A session that never was."""
 
 
 @dataclass
@@ -72,6 +74,11 @@ class Peer:
         """Collect events for ever."""
         async for event in EngineEvents(self.client).listen():
             self.events.append(event)
+
+    async def settled(self) -> State:
+        """The state that shows every reply so far: a completion's may come before it, an operation's does not."""
+        await self.client.end_session(NOBODY)
+        return await self.client.state()
 
     async def clean(self) -> None:
         """Give everything back."""

@@ -19,7 +19,7 @@ def layout() -> str:
 
 
 async def used(peer: Peer) -> int:
-    return (await peer.client.state()).cells.used
+    return (await peer.settled()).cells.used
 
 
 async def test_hello_counts_streams_and_the_cells_of_all(peer: Peer) -> None:
