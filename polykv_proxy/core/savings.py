@@ -1,7 +1,7 @@
 """What pools spared, and what they did not: tokens and time of prompts, by pool, day and outcome.
 
-Law: pure; amounts are only added. Time that was spared is an estimate, by the speed at which prompts were computed last; time that
-was not is as measured.
+Law: pure; amounts are only added. Time is that of computing alone, by what a token of a prompt costs (prompt_cost.py): waits for
+others are in no amount.
 """
 
 from __future__ import annotations
@@ -12,13 +12,11 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from polykv_proxy.core.books import Book, Brought
-from polykv_proxy.core.events import SlotEvent
-from polykv_proxy.core.pace import Pace
+from polykv_proxy.core.events import SlotEvent, SlotEventKind
+from polykv_proxy.core.prompt_cost import PromptCost
 
 HIT = "hit"
 REBUILT = "rebuilt"
-MEASURABLE = 16
-"""Shorter prompts tell of the fixed cost of a step, not of their tokens."""
 
 
 class Where(NamedTuple):
@@ -31,7 +29,7 @@ class Where(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Of a hit: tokens that were not computed, and the seconds they would have taken. Else: tokens computed, and what they took."""
+    """Tokens and seconds of computing: of a hit those that were spared, else those that were not."""
 
     n_requests: int = 0
     n_tokens: int = 0
@@ -62,20 +60,20 @@ class Savings:
 
     def __init__(self) -> None:
         self._pending: dict[Where, Amount] = {}
-        self._prompt = Pace()
+        self.cost = PromptCost()
 
     def note(self, event: SlotEvent, book: Book | None, now: float) -> tuple[Where, Amount] | None:
-        """A task was released: what it adds; None for one without a pool, or one that left before its prompt was through."""
-        n_computed, seconds = max(0, event.n_prompt - event.n_cached), event.us_prompt / 1e6
-        if n_computed >= MEASURABLE:
-            self._prompt = self._prompt.after(n_computed, seconds)
-        outcome = _outcome(event, book)
+        """What a released task adds; None before, for one without a pool, or one that left before its prompt was through."""
+        self.cost.saw(event)
+        outcome = _outcome(event, book) if event.kind is SlotEventKind.RELEASED else None
         if outcome is None or book is None or book.pool_id is None:
             return None
+        each = self.cost.s_per_token or 0.0
         if outcome in {HIT, REBUILT}:
-            amount = Amount(1, event.n_shared, event.n_shared / self._prompt.value if self._prompt.value else 0.0)
+            amount = Amount(1, event.n_shared, event.n_shared * each)
         else:
-            amount = Amount(1, n_computed, seconds)
+            n_computed = max(0, event.n_prompt - event.n_cached)
+            amount = Amount(1, n_computed, min(n_computed * each, event.us_prompt / 1e6))
         where = Where(datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%d"), book.pool_id, outcome)
         self.add({where: amount})
         return where, amount

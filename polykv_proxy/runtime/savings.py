@@ -60,7 +60,7 @@ class SavingsBook:
             self._of_pool.setdefault(where.pool_id, {})[where] = amount
 
     def note(self, event: SlotEvent, book: Book | None) -> float:
-        """A task was released: about how many seconds a pool spared it."""
+        """What became of a task. About how many seconds a pool spared it, once it is released."""
         noted = self._savings.note(event, book, self._clock.wall())
         if noted is not None:
             where, amount = noted
@@ -68,6 +68,14 @@ class SavingsBook:
                 key = Where("", pool_id, where.outcome)
                 sums[key] = sums.get(key, Amount()) + amount
         return noted[1].seconds if noted is not None and noted[0].outcome == HIT else 0.0
+
+    def boot(self, boot_id: str) -> None:
+        """The engine that is followed from now on."""
+        self._savings.cost.boot(boot_id)
+
+    def missed(self) -> None:
+        """Events of the engine did not reach us."""
+        self._savings.cost.missed()
 
     def forget(self, pool_id: int) -> None:
         """A pool is gone: what it spared is in the sum of all, and written down."""

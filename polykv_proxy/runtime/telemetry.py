@@ -43,6 +43,7 @@ class Telemetry:
         """It was greeted, and its state read."""
         self.live.saw(state)
         self.throughput.boot(hello.boot_id)
+        self.savings.boot(hello.boot_id)
         self.news.publish(Topic.ENGINE, "linked", boot_id=hello.boot_id, reason=None)
 
     def engine_away(self, kind: str, reason: str) -> None:
@@ -62,13 +63,14 @@ class Telemetry:
     def missed(self) -> None:
         """Events did not reach us; the state is read in their place."""
         self.n_gaps += 1
+        self.savings.missed()
 
     def saw(self, event: SlotEvent) -> None:
         """A slot event came; its book is still open."""
         book = self._ledger.books.get(event.req)
         turn = turn_of(event, book.held_s if book else 0.0)
         self.throughput.saw(event, turn, self._clock.monotonic())
-        saved_s = self.savings.note(event, book) if event.kind is SlotEventKind.RELEASED else 0.0
+        saved_s = self.savings.note(event, book)
         if not event.fill:
             self._count(event, book, turn, saved_s)
             self.news.publish(Topic.REQUEST, event.kind.value, **self._request(event, book, turn))

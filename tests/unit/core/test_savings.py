@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -31,7 +33,7 @@ def measured() -> Savings:
 
 
 def test_a_hit_spares_its_tokens_and_the_time_that_they_would_have_taken() -> None:
-    """By the speed at which prompts were computed last."""
+    """By what computing a token costs."""
     assert measured().note(released(n_shared=100), book(), NOW) == (Where(DAY, 7, HIT), Amount(1, 100, pytest.approx(1.0)))
 
 
@@ -49,13 +51,26 @@ def test_before_any_prompt_was_measured_time_is_unknown() -> None:
     ],
 )
 def test_what_was_not_spared_has_its_reason(event: SlotEvent, its_book: Book, outcome: str, amount: Amount) -> None:
-    """The engine's reason, or ours, or that the pool was made again for it; with what it really took."""
+    """The engine's reason, or ours, or that the pool was made again for it; with the time of its computing."""
     assert measured().note(event, its_book, NOW) == (Where(DAY, 7, outcome), amount)
+
+
+def test_a_miss_never_took_longer_than_it_did() -> None:
+    """A prompt too short to tell its cost, after dearer ones: its own time counts."""
+    missed = released(n_prompt=10, us_prompt=20_000, miss="too_short")
+    assert measured().note(missed, book(), NOW) == (Where(DAY, 7, "too_short"), Amount(1, 10, 0.02))
+
+
+def test_waits_are_in_no_amount() -> None:
+    """Of a miss under load the computing counts."""
+    missed = released(n_prompt=200, us_prompt=600_000_000, miss="lora")
+    assert measured().note(missed, book(), NOW) == (Where(DAY, 7, "lora"), Amount(1, 200, pytest.approx(2.0)))
 
 
 def test_who_named_no_pool_or_left_too_early_counts_nowhere() -> None:
     """No outcome: nothing is added."""
     savings = measured()
+    assert savings.note(replace(released(n_shared=100), kind=SlotEventKind.FINISHED), book(), NOW) is None
     assert savings.note(released(n_shared=100), Book(1, 1, 0.0), NOW) is None
     assert savings.note(released(n_shared=100), None, NOW) is None
     assert savings.note(released(n_shared=100, us_prompt=0), book(), NOW) is None
