@@ -102,6 +102,11 @@ class ApiError(PolykvError):
         """HTTP status."""
         return self.kind.status
 
+    @property
+    def passing(self) -> bool:
+        """May the same be possible later, without a change of what was asked for?"""
+        return self.status == 429 or (self.status >= 500 and self.code != "pools_unsupported")
+
     def body(self) -> bytes:
         """JSON bytes of the answer."""
         return error_body(self.code, self.message, param=self.param, extra=self.extra)

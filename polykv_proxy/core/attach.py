@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from polykv_proxy.core.pools import REBUILDABLE, Pool, PoolTree, Residency, SeqRef
+from polykv_proxy.core.pools import Pool, PoolTree, Residency, SeqRef
 from polykv_proxy.core.prefix import Tokens, common_prefix
 from polykv_proxy.errors import ApiError
 
@@ -77,8 +77,8 @@ def decide_attach(tree: PoolTree, wish: Wish) -> Attachment:
     3. the pool is being released: 409 when insisted upon, else as unknown
     4. resident: attach
     5. materializing: wait for it
-    6. saved, evicted, lost, quarantined: rebuild
-    7. failed: unshared, never rebuilt by an attach
+    6. saved, evicted, lost, quarantined, or failed for the time being: rebuild
+    7. failed for good: unshared
     """
     if wish.pool is None:
         return PLAIN
@@ -97,7 +97,7 @@ def decide_attach(tree: PoolTree, wish: Wish) -> Attachment:
 def _without_kv(pool: Pool) -> Attachment:
     if pool.residency is Residency.MATERIALIZING:
         return Attachment(Course.WAIT, pool)
-    if pool.residency in REBUILDABLE:
+    if pool.rebuildable:
         return Attachment(Course.REBUILD, pool)
     return Attachment(Course.UNSHARED, pool, miss=Miss.REBUILD_FAILED)
 

@@ -5,6 +5,8 @@ Law: KV is believed only while the engine's boot and sequence list say so. Each 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from polykv_proxy.core.commands import Command, EndSession, FreeSeq
 from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind
 from polykv_proxy.core.ledger import Ledger
@@ -84,9 +86,16 @@ class Boots:
         if pool.fingerprint != facts.fingerprint:
             if pool.reason != MODEL_CHANGED:
                 ledger.displace(pool.pool_id, Residency.FAILED, MODEL_CHANGED)
-        elif pool.residency is Residency.FAILED and pool.reason == MODEL_CHANGED:
+                self._give_up(pool.pool_id)
+        elif pool.residency is Residency.FAILED and pool.reason == MODEL_CHANGED and pool.failure is None:
             self._tree.put(pool.displaced(Residency.LOST, "its model is back"))
         elif pool.residency in {Residency.LOST, Residency.SAVED} and held and placement is not None:
             ledger.put_placed(pool, placement)
         elif pool.residency is Residency.RESIDENT and not held:
             self._tree.put(pool.displaced(Residency.LOST, "the engine no longer holds it"))
+
+    def _give_up(self, pool_id: int) -> None:
+        """What was never made of a model that is gone is not tried again."""
+        pool = self._tree.get(pool_id)
+        if pool is not None and pool.failure is not None:
+            self._tree.put(replace(pool, failure=replace(pool.failure, lasting=True)))

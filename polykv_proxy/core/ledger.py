@@ -12,7 +12,7 @@ from polykv_proxy.core.attach import Attachment, Wish, decide_attach
 from polykv_proxy.core.books import Book, Books, Brought
 from polykv_proxy.core.commands import Command, DropCopy, EndSession, ExpirePool, FreeSeq, SavePool
 from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind
-from polykv_proxy.core.pools import REBUILDABLE, Pool, PoolCounts, PoolTree, Residency, SavedCopy, SeqRef, with_tokens
+from polykv_proxy.core.pools import Pool, PoolCounts, PoolTree, Residency, SavedCopy, SeqRef, with_tokens
 from polykv_proxy.core.prefix import Tokens
 from polykv_proxy.core.sessions import Session, SessionLedger
 from polykv_proxy.errors import ApiError
@@ -78,42 +78,25 @@ class Ledger:
         if placement is not None:
             self._placements[pool.pool_id] = placement
 
-    def room_for_pool(self) -> None:
-        """ApiError 429 when the number of pool objects is at its bound."""
-        limit = self.limits.max_pool_objects
-        if len(self.tree) >= limit:
-            raise ApiError(
-                "too_many_pools",
-                f"there are {len(self.tree)} pools and at most {limit} may exist (--max-pool-objects); release some",
-                extra={"n_pools": len(self.tree), "max_pool_objects": limit},
-            )
-
     def begin_pool(self, pool: Pool) -> None:
         """Enter a pool that is being made. Its id and name are taken from now on."""
         self.tree.put(pool)
 
-    def discard(self, pool_id: int, reason: str | None = None) -> None:
-        """A pool could not be made: forget it, or keep it as `failed` with the reason."""
-        pool = self.tree.get(pool_id)
-        if pool is None:
-            return
+    def forget_placement(self, pool_id: int) -> None:
+        """Its KV is nowhere."""
         self._placements.pop(pool_id, None)
-        if reason is None and not self.books.of_pool(pool_id) and not self.tree.children(pool_id):
-            self.tree.remove(pool_id)
-        else:
-            self.tree.put(pool.displaced(Residency.FAILED, reason or "it could not be made"))
 
     def begin_rebuild(self, pool_id: int) -> Pool:
         """A lost pool is being made again."""
         pool = self.tree.get(pool_id)
         assert pool is not None
-        assert pool.residency in REBUILDABLE
+        assert pool.rebuildable
         again = pool.displaced(Residency.MATERIALIZING, "being made again")
         self.tree.put(again)
         return again
 
     def rebuild_failed(self, pool_id: int, reason: str) -> None:
-        """It could not be made again: lost, as before."""
+        """It could not be made again: lost, as before. One that never was made is failed, as before."""
         pool = self.tree.get(pool_id)
         if pool is not None and pool.residency is Residency.MATERIALIZING:
             self.tree.put(pool.displaced(Residency.LOST, reason))

@@ -33,7 +33,7 @@ class Residency(StrEnum):
 _DORMANT = frozenset({Residency.SAVED, Residency.EVICTED, Residency.LOST})
 """Without KV, and nothing wrong: `saved` exactly where there is a copy."""
 REBUILDABLE = _DORMANT | {Residency.QUARANTINED}
-"""Residencies from which the next attach rebuilds the pool."""
+"""Residencies from which the next attach rebuilds a pool that was made."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -84,6 +84,14 @@ class SavedCopy:
     start: int
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A pool was never made: its record goes at `until_ts` (Unix seconds). `lasting`: another try would fail as well."""
+
+    until_ts: float
+    lasting: bool
+
+
 class Verdict(StrEnum):
     """What a self-check found."""
 
@@ -114,7 +122,8 @@ class Pool:
 
     `seq` is set exactly while there is KV (resident, and releasing from there). `reason` says why a pool is lost or failed. The
     parent holds `[0, branch_pos)`; a root has no parent and branches at 0. Of the KV `[0, n_shared)` are cells of `base`, the rest
-    are its own. `detached_ts`: when the last user of it or of anything below left. Times are Unix seconds.
+    are its own. `detached_ts`: when the last user of it or of anything below left. `failure` is set from the first failure to make
+    it until it is made. Times are Unix seconds.
     """
 
     pool_id: int
@@ -136,6 +145,7 @@ class Pool:
     copy: SavedCopy | None = None
     pin: Pin | None = None
     detached_ts: float | None = None
+    failure: Failure | None = None
     reason: str | None = None
     counts: PoolCounts = field(default_factory=PoolCounts)
     checks: PoolChecks = field(default_factory=PoolChecks)
@@ -155,15 +165,28 @@ class Pool:
         """The tokens `[branch_pos, L)` that the parent does not have."""
         return self.tokens[self.branch_pos :]
 
+    @property
+    def unmade(self) -> bool:
+        """Was it promised, and could not be made?"""
+        return self.failure is not None and self.residency is Residency.FAILED
+
+    @property
+    def rebuildable(self) -> bool:
+        """Does the next request that names it bring its KV?"""
+        return self.residency in REBUILDABLE or (self.unmade and self.failure is not None and not self.failure.lasting)
+
     def placed(self, seq: SeqRef, cells: int, base: SeqRef | None = None, n_shared: int = 0) -> Pool:
         """This pool with KV in the engine, the first `n_shared` tokens in cells of `base`."""
+        n_shared = n_shared if base else 0
         return replace(
-            self, residency=Residency.RESIDENT, seq=seq, cells=cells, base=base, n_shared=n_shared if base else 0, reason=None
+            self, residency=Residency.RESIDENT, seq=seq, cells=cells, base=base, n_shared=n_shared, failure=None, reason=None
         )
 
     def displaced(self, residency: Residency, reason: str) -> Pool:
-        """This pool without KV in the engine: `saved` where it would be evicted or lost and has a copy."""
-        if self.copy is not None and residency in _DORMANT:
+        """This pool without KV in the engine. Not evicted or lost, but `saved` with a copy, `failed` if it was never made."""
+        if self.failure is not None and residency in _DORMANT:
+            residency = Residency.FAILED
+        elif self.copy is not None and residency in _DORMANT:
             residency = Residency.SAVED
         return replace(self, residency=residency, seq=None, cells=0, base=None, n_shared=0, reason=reason)
 

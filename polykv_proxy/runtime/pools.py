@@ -16,9 +16,10 @@ from typing import Any, TypeAlias
 
 from polykv_proxy.core.boots import MODEL_CHANGED, Boots
 from polykv_proxy.core.ledger import Placement
-from polykv_proxy.core.pools import REBUILDABLE, Pool, PoolTree, Residency, with_tokens
+from polykv_proxy.core.pools import Pool, PoolTree, Residency, with_tokens
 from polykv_proxy.core.prefix import Tokens, as_tokens, hash_prefix
 from polykv_proxy.core.tally import Rebuilt
+from polykv_proxy.core.unmade import Unmade
 from polykv_proxy.engine import wire
 from polykv_proxy.errors import ApiError, EngineError, EngineRefusedError, EngineUnavailableError, JournalError
 from polykv_proxy.runtime.answers import api_error
@@ -47,6 +48,7 @@ class PoolService:
         self._show = show
         self._flights: dict[int, PoolFlight] = {}
         self._builder = Builder(hub, vault, self.bring)
+        self._unmade = Unmade(hub.ledger)
         self.maker = self._builder.maker
         self.drafts = Drafts(hub, self.find, self.flight)
         self.turns = LastTurns(hub.client)
@@ -99,7 +101,7 @@ class PoolService:
                 return await self._again(existing, ticket)
             return await self._make(self._enter(spec, tokens, hello), spec, ticket, flight)
         except (EngineError, JournalError) as error:
-            raise api_error(error, self._hub.hello, n_resident=self._n_resident()) from error
+            raise self._answer(error) from error
 
     def _existing(self, name: str | None, tokens: Tokens | None) -> Pool | None:
         """The pool that has this name and prefix already. ApiError 409 when the name stands for another prefix."""
@@ -109,6 +111,9 @@ class PoolService:
         if pool.residency is Residency.RELEASING:
             raise ApiError("pool_releasing", f"pool {name!r} is being released; try again when it is gone", param="name")
         unused = not self._hub.ledger.books.of_pool(pool.pool_id) and not self._tree.children(pool.pool_id)
+        if pool.unmade:
+            self._unmade.make_way(pool)
+            return None
         if pool.residency is Residency.FAILED and pool.reason != MODEL_CHANGED and unused:
             self._tree.remove(pool.pool_id)
             return None
@@ -130,7 +135,7 @@ class PoolService:
         return made
 
     def _enter(self, spec: PoolSpec, tokens: Tokens | None, hello: wire.Hello) -> Pool:
-        self._hub.ledger.room_for_pool()
+        self._unmade.make_room()
         now = self._hub.clock.wall()
         prefix = tokens if tokens is not None else as_tokens([])
         pool = Pool(
@@ -153,7 +158,7 @@ class PoolService:
     async def _make(self, pool: Pool, spec: PoolSpec, ticket: Ticket | None, flight: PoolFlight) -> Made:
         pool_id = pool.pool_id
         self._flights[pool_id] = flight
-        reason: str | None = None
+        failure: ApiError | None = None
         try:
             await self._hub.journal.reserve_pool_id(pool_id)
             flight.report(Step(pool_id))
@@ -163,13 +168,16 @@ class PoolService:
                 made, at = await self._of_session(pool, spec, flight)
             return await self._uncancelled(self._land(pool_id, made, at, spec, ticket))
         except (ApiError, EngineError, JournalError) as error:
-            reason = str(error) if flight.kept_open else None
+            failure = self._answer(error)
+            if flight.kept_open:
+                log.warning("pool %d was promised and could not be made: %s", pool_id, failure)
             raise
         finally:
             self._flights.pop(pool_id, None)
             after = self._tree.get(pool_id)
             if after is not None and after.residency is Residency.MATERIALIZING:
-                self._hub.ledger.discard(pool_id, reason)
+                reason = str(failure) if failure is not None and flight.kept_open else None
+                self._discard(pool_id, reason, lasting=failure is None or not failure.passing)
 
     async def _of_session(self, pool: Pool, spec: PoolSpec, flight: PoolFlight) -> tuple[wire.Made, Placement]:
         """What a session holds; where that is gone, and the order says so, the prompt of its last turn, computed again."""
@@ -217,13 +225,13 @@ class PoolService:
         if placed is None or placed.residency is not Residency.RESIDENT:
             await self._hub.run(commands)
             if placed is not None and placed.residency is Residency.LOST:
-                ledger.discard(pool_id)
+                self._discard(pool_id)
             raise EngineUnavailableError("the pool was released or the engine went away while it was being made")
         answer = self._made(placed, 201, state)
         try:
             await self._save(placed, answer, ticket)
         except JournalError:
-            ledger.discard(pool_id)
+            self._discard(pool_id)
             await self.maker.give_back(at.seq, at.boot_id)
             raise
         return answer
@@ -264,8 +272,11 @@ class PoolService:
     def _made(self, pool: Pool, status: int, state: wire.State | None) -> Made:
         return Made(pool.pool_id, status, json.dumps(self._show(pool, state), separators=(",", ":")))
 
-    def _n_resident(self) -> int:
-        return sum(pool.seq is not None for pool in self._tree)
+    def _answer(self, error: Exception) -> ApiError:
+        return api_error(error, self._hub.hello, n_resident=sum(pool.seq is not None for pool in self._tree))
+
+    def _discard(self, pool_id: int, reason: str | None = None, *, lasting: bool = False) -> None:
+        self._unmade.discard(pool_id, self._hub.clock.wall(), reason, lasting=lasting)
 
     # -- rebuild ----------------------------------------------------------------------------------------------------------
 
@@ -281,7 +292,7 @@ class PoolService:
         """The work that brings a pool's KV back, begun or joined; None when it is there. ApiError when it does not come back."""
         pool = self.find(pool_id)
         flight = self.flight(pool_id)
-        if flight is None and pool.residency is not Residency.RESIDENT and pool.residency not in REBUILDABLE:
+        if flight is None and pool.residency is not Residency.RESIDENT and not pool.rebuildable:
             message = f"pool {pool_id} is {pool.residency} ({pool.reason}) and is not brought back"
             raise ApiError("conflict", message, param="pool_id")
         return None if pool.residency is Residency.RESIDENT else flight or self.rebuild(pool_id)
@@ -302,37 +313,68 @@ class PoolService:
 
     async def _rebuild(self, pool: Pool, flight: PoolFlight) -> Made:
         how = Rebuilt.FAILED
+        failure: ApiError | None = None
         try:
-            hello = self._hub.require_engine()
-            if hello.model.fingerprint != pool.fingerprint:
-                raise ApiError("conflict", f"pool {pool.pool_id} was made with another model")
-            at = await self._builder.restore(pool, flight)
-            how = Rebuilt.MADE if at is None else Rebuilt.RESTORED
-            if at is None and flight.unasked:
-                raise ApiError("conflict", f"pool {pool.pool_id} cannot be read from disk; it is computed when it is used")
-            if at is None:
-                _, at = await self._builder.compute(pool, flight)
+            at, how = await self._brought(pool, flight)
             state = await self._hub.state()
             self._hub.post(self._hub.ledger.place(pool.pool_id, at))
+            if pool.failure is not None:
+                await asyncio.shield(asyncio.ensure_future(self._write_down(pool.pool_id, at)))
+        except ApiError as error:
+            failure = error
+            raise
         except (EngineError, JournalError) as error:
             log.warning("pool %d could not be made again: %s", pool.pool_id, error)
-            raise api_error(error, self._hub.hello, n_resident=self._n_resident()) from error
+            failure = self._answer(error)
+            raise failure from error
         finally:
-            self._rebuild_over(pool.pool_id, flight, how)
+            self._rebuild_over(pool.pool_id, flight, how, failure)
         placed = self._tree.get(pool.pool_id)
         if placed is None or placed.residency is not Residency.RESIDENT:
             raise ApiError("engine_unavailable", "the engine went away while the pool was being made again", retry_after_s=1)
         return replace(self._made(placed, 200, state), restored=how is Rebuilt.RESTORED)
 
-    def _rebuild_over(self, pool_id: int, flight: PoolFlight, how: Rebuilt = Rebuilt.FAILED) -> None:
+    async def _brought(self, pool: Pool, flight: PoolFlight) -> tuple[Placement, Rebuilt]:
+        hello = self._hub.require_engine()
+        if hello.model.fingerprint != pool.fingerprint:
+            raise ApiError("conflict", f"pool {pool.pool_id} was made with another model")
+        at = await self._builder.restore(pool, flight)
+        if at is not None:
+            return at, Rebuilt.RESTORED
+        if flight.unasked:
+            raise ApiError("conflict", f"pool {pool.pool_id} cannot be read from disk; it is computed when it is used")
+        _, at = await self._builder.compute(pool, flight)
+        return at, Rebuilt.MADE
+
+    async def _write_down(self, pool_id: int, at: Placement) -> None:
+        """What could not be made at first has no record in the journal yet."""
+        placed = self._tree.get(pool_id)
+        if placed is None or placed.residency is not Residency.RESIDENT:
+            return
+        try:
+            await self._save(placed, self._made(placed, 200, None), None)
+        except JournalError as error:
+            self._discard(pool_id, str(error))
+            await self.maker.give_back(at.seq, at.boot_id)
+            raise
+
+    def _rebuild_over(
+        self, pool_id: int, flight: PoolFlight, how: Rebuilt = Rebuilt.FAILED, failure: ApiError | None = None
+    ) -> None:
         """In the same turn in which the work ends, so that nobody finds a pool that is being made by nobody; idempotent."""
-        if self._flights.get(pool_id) is flight:
-            del self._flights[pool_id]
-            placed = self._tree.get(pool_id)
-            made = placed is not None and placed.residency is Residency.RESIDENT
-            if made or not flight.unasked:
-                self._hub.tally.rebuilds[how if made else Rebuilt.FAILED] += 1
+        if self._flights.get(pool_id) is not flight:
+            return
+        del self._flights[pool_id]
+        placed = self._tree.get(pool_id)
+        made = placed is not None and placed.residency is Residency.RESIDENT
+        if made or not flight.unasked:
+            self._hub.tally.rebuilds[how if made else Rebuilt.FAILED] += 1
+        if placed is None or placed.residency is not Residency.MATERIALIZING:
+            return
+        if placed.failure is None or failure is None:
             self._hub.ledger.rebuild_failed(pool_id, "it could not be made again")
+        else:
+            self._discard(pool_id, str(failure), lasting=not failure.passing)
 
     async def stop(self) -> None:
         """Stop all work in progress."""

@@ -59,6 +59,7 @@ class PoolRow:
     verify_verdict: str | None
     savings: Mapping[str, object]
     ttl_s: float | None
+    expires_ts: float | None
     created_ts: float
     last_access_ts: float
 

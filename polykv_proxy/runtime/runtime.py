@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polykv_proxy.core.ledger import OVERDUE_S, Ledger, LedgerLimits
+from polykv_proxy.core.unmade import Unmade
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.engine.wire import SessionEnded
 from polykv_proxy.errors import ApiError, EngineError, JournalError
@@ -197,6 +198,7 @@ class Runtime:
         hub = self.hub
         now = hub.clock.wall()
         hub.post(hub.ledger.sweep(now))
+        Unmade(hub.ledger).sweep(now)
         self.pools.turns.expire(now - hub.ledger.limits.session_ttl_s, hub.ledger.sessions.get)
         if hub.ledger.books.overdue(now, OVERDUE_S):
             state = await self.hub.state()

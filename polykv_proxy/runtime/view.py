@@ -91,6 +91,7 @@ class View:
             verify_verdict=pool.checks.last.value if pool.checks.last else None,
             savings=as_object(self._telemetry.savings.of_pool(pool.pool_id)),
             ttl_s=pool.ttl_s,
+            expires_ts=pool.failure.until_ts if pool.failure is not None and pool.unmade else None,
             created_ts=pool.created_ts,
             last_access_ts=pool.last_used_ts,
         )
