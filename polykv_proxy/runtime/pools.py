@@ -161,8 +161,8 @@ class PoolService:
         failure: ApiError | None = None
         try:
             await self._hub.journal.reserve_pool_id(pool_id)
-            flight.report(Step(pool_id))
             if spec.from_session is None:
+                flight.report(Step(pool_id))
                 made, at = await self._builder.compute(pool, flight, spec)
             else:
                 made, at = await self._of_session(pool, spec, flight)
@@ -180,7 +180,10 @@ class PoolService:
                 self._discard(pool_id, reason, lasting=failure is None or not failure.passing)
 
     async def _of_session(self, pool: Pool, spec: PoolSpec, flight: PoolFlight) -> tuple[wire.Made, Placement]:
-        """What a session holds; where that is gone, and the order says so, the prompt of its last turn, computed again."""
+        """What a session holds; where that is gone, and the order says so, the prompt of its last turn, computed again.
+
+        The pool is announced when its tokens are known: until then whatever fails is answered as if nothing had been begun.
+        """
         assert spec.from_session is not None
         try:
             return await self._builder.snapshot(pool.pool_id, spec, flight)
@@ -191,11 +194,14 @@ class PoolService:
                 raise self.turns.gone(spec.from_session) from error
         tokens = await self.turns.prompt_of(spec.from_session, spec.n_tokens)
         check_tokens(tokens, self._hub.require_engine(), spec.source)
-        draft = replace(with_tokens(pool, tokens), branch_pos=await self.drafts.branch_of(spec, tokens))
-        made, at = await self._builder.compute(draft, flight, self.drafts.nearest(tokens))
-        now = self._tree.get(pool.pool_id)
-        if now is not None:
-            self._tree.put(replace(now, source=LAST_TURN))
+        branch_pos = await self.drafts.branch_of(spec, tokens)
+        nearest = self.drafts.nearest(tokens)
+        name = spec.name if self._existing(spec.name, tokens) is None else None
+        draft = replace(with_tokens(pool, tokens), branch_pos=branch_pos, name=name, source=LAST_TURN)
+        if self._tree.get(pool.pool_id) is not None:
+            self._tree.put(draft)
+        flight.report(Step(pool.pool_id))
+        made, at = await self._builder.compute(draft, flight, nearest)
         return made.model_copy(update={"tokens": tokens.tolist()}), at
 
     async def sweep(self) -> None:

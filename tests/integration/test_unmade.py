@@ -113,6 +113,68 @@ async def test_what_the_journal_does_not_take_is_not_made(tmp_path: Path, monkey
         assert await shares(proxy, 1) == "2"
 
 
+async def session(proxy: Rig) -> None:
+    await proxy.call("/completion", {"prompt": [1, 2, 3], "session_id": "s", "n_predict": 1})
+    await proxy.settle()
+
+
+@pytest.mark.parametrize("path", ["/polykv/pools", "/polykv/pools/root/fork"])
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({"from_session": "nobody"}, "session_not_found"),
+        ({"from_session": "gone"}, "session_not_resident"),
+        ({"from_session": "nobody", "rebuild": True}, "session_not_found"),
+        ({"from_session": "s", "n_tokens": 99}, "invalid_request"),
+    ],
+)
+async def test_what_a_session_does_not_have_is_said_at_once(tmp_path: Path, path: str, body: dict, code: str) -> None:
+    """`?wait=0` promises nothing that is known to be impossible: the error is the answer, and no record is left."""
+    async with rig(tmp_path) as proxy:
+        await proxy.pool(tokens=[1, 2], name="root")
+        await proxy.call("/completion", {"prompt": [5, 6], "session_id": "gone", "n_predict": 1})
+        await proxy.settle()
+        for slot in proxy.engine.slots:
+            slot.clear()
+        await session(proxy)
+        reply = await proxy.api.post(f"{path}?wait=0", json={**body, "name": "snap"})
+        assert reply.json()["error"]["code"] == code
+        assert await shown(proxy) == {1: "resident"}
+
+
+async def test_a_fork_of_what_is_not_there_is_said_at_once(tmp_path: Path) -> None:
+    """Parents that are unknown or could not be made are refused, also with `?wait=0`."""
+    async with rig(tmp_path) as proxy:
+        await promised(proxy, BROKEN, tokens=[1, 2])
+        for parent, code in ((9, "pool_not_found"), (1, "conflict")):
+            reply = await proxy.api.post(f"/polykv/pools/{parent}/fork?wait=0", json={"tokens": [1, 2, 3]})
+            assert reply.json()["error"]["code"] == code
+        assert await shown(proxy) == {1: "failed"}
+
+
+async def test_a_snapshot_is_there_when_it_is_answered(tmp_path: Path) -> None:
+    """It computes nothing, so `?wait=0` has its outcome: the pool, or why there is none, and never a pool without tokens."""
+    async with rig(tmp_path) as proxy:
+        await session(proxy)
+        proxy.engine.fail_next("seqs", FULL)
+        full = await proxy.api.post("/polykv/pools?wait=0", json={"from_session": "s", "name": "snap"})
+        assert (full.status_code, await shown(proxy)) == (429, {})
+        made = await proxy.api.post("/polykv/pools?wait=0", json={"from_session": "s", "name": "snap"})
+        assert (made.status_code, made.json()["name"], made.json()["prefix_len"]) == (201, "snap", 4)
+
+
+async def test_a_session_that_is_computed_again_has_its_tokens_and_name_at_once(tmp_path: Path) -> None:
+    """With `rebuild` there is work to wait for: 202, and a failure of it is tried again like any other."""
+    async with rig(tmp_path) as proxy:
+        await session(proxy)
+        for slot in proxy.engine.slots:
+            slot.clear()
+        await promised(proxy, BROKEN, from_session="s", rebuild=True, name="again")
+        failed = (await proxy.api.get("/polykv/pools/again")).json()
+        assert (failed["residency"], failed["prefix_len"], failed["source"]) == ("failed", 3, "last_turn")
+        assert await shares(proxy, "again") == "2"
+
+
 async def test_a_restart_forgets_what_was_never_made(tmp_path: Path) -> None:
     """A failed making is in no journal: after a restart its name is unknown, and free."""
     async with served(FakeEngine(), tmp_path) as server:
