@@ -103,7 +103,11 @@ class Compiler:
             jobs = [threads.submit(self.json)]
             jobs += [
                 threads.submit(self.ours, source)
-                for source in (OURS / "server-polykv.cpp", OURS / "server-polykv-state.cpp", ROOT / "tests" / "cpp" / "hub_driver.cpp")
+                for source in (
+                    OURS / "server-polykv.cpp",
+                    OURS / "server-polykv-state.cpp",
+                    ROOT / "tests" / "cpp" / "hub_driver.cpp",
+                )
             ]
             objects = [job.result() for job in jobs]
         run(*self.command, *objects, "-o", driver)
