@@ -22,7 +22,7 @@ from polykv_proxy.ui.top.snapshot import Snapshot
 
 _HISTORY = 24
 _KV_SHARE = 3
-_OTHER_COLUMNS = 96
+_OTHER_COLUMNS = 124
 """About what all columns but the bar take."""
 
 

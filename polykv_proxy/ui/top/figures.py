@@ -30,10 +30,12 @@ def size(n_bytes: float | None) -> str:
 
 
 def seconds(value: float | None) -> str:
-    """A short length of time."""
+    """A length of time."""
     if value is None:
         return ""
-    return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+    if value < 120:
+        return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.1f} s"
+    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:,.1f} h"
 
 
 def bar(value: float, largest: float, width: int) -> str:

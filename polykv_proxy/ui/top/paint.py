@@ -13,8 +13,8 @@ from polykv_proxy.ui.top.figures import bar, parts, rate, seconds, size, spark
 from polykv_proxy.ui.top.rows import Kind, Row
 from polykv_proxy.ui.top.snapshot import Snapshot
 
-COLUMNS = ("pool / session", "state", "tokens", "KV", "tok/s", "", "TTFT", "context")
-RIGHT = frozenset({"tokens", "KV", "tok/s", "TTFT", "context"})
+COLUMNS = ("pool / session", "state", "tokens", "KV", "tok/s", "", "TTFT", "context", "saved", "about", "missed")
+RIGHT = frozenset({"tokens", "KV", "tok/s", "TTFT", "context", "saved", "about", "missed"})
 BAR_WIDTH = 16
 _GREY, _BLUE, _GREEN, _YELLOW, _RED, _CYAN, _VIOLET = "#808896", "#5f9bea", "#57b871", "#d9a02f", "#ec7a66", "#3cb9c5", "#b48af0"
 _COLOURS = {
@@ -47,6 +47,9 @@ def cells(row: Row, fastest: float, bar_width: int = BAR_WIDTH) -> list[Text]:
         Text(bar(row.speed, fastest, bar_width), colour),
         Text(seconds(row.ttft_s)),
         Text(context),
+        Text(f"{row.saved_n_tokens:,}" if row.saved_n_tokens else ""),
+        Text(seconds(row.saved_s) if row.saved_s else ""),
+        Text(f"{row.n_missed:,}" if row.n_missed else "", _YELLOW),
     ]
 
 
@@ -61,6 +64,7 @@ def head(snapshot: Snapshot, where: str, history: Sequence[float | None] = (), w
     state = snapshot.health.get("state", "")
     engine = (f"engine {state}", _GREEN if state == "ready" else _RED) if state else ("", "")
     lines = [Text.assemble(("polykv-proxy ", "bold"), where, "  ", engine), _speed(snapshot, history), _kv(snapshot, width)]
+    lines.append(_saved(snapshot))
     if snapshot.trouble:
         lines.append(Text(snapshot.trouble, f"bold {_RED}"))
     return lines
@@ -74,9 +78,24 @@ def _speed(snapshot: Snapshot, history: Sequence[float | None]) -> Text:
         (spark(history), _BLUE),
         f"  mean {rate(tps.get('mean_active_tps'))}  ",
         f"{tps.get('n_active', 0)} active, {tps.get('n_warming', 0)} warming, {len(snapshot.sessions())} sessions  ",
-        f"{len(snapshot.pools)} pools, ids {tree.get('seq_ids_used', 0)}/{tree.get('seq_ids_max', 0)}  ",
-        f"{tps.get('saved_tokens', 0):,} tokens saved",
+        f"{len(snapshot.pools)} pools, ids {tree.get('seq_ids_used', 0)}/{tree.get('seq_ids_max', 0)}",
     )
+
+
+def _saved(snapshot: Snapshot) -> Text:
+    """What pools spared in all and today, and what they did not today, by reason."""
+    tps, today = snapshot.tps, snapshot.savings
+    text = Text(f"saved {_spared(tps.get('saved_tokens', 0), tps.get('saved_s', 0.0))}")
+    if today:
+        text.append(f"; today {_spared(today['n_tokens'], today['seconds'])} in {today['n_requests']:,} requests")
+        misses = sorted(today["misses"].items(), key=lambda one: -one[1]["n_requests"])
+        words = ", ".join(f"{reason.replace('_', ' ')} {miss['n_requests']:,}" for reason, miss in misses)
+        text.append(f"; missed {words}" if words else "", _YELLOW)
+    return text
+
+
+def _spared(n_tokens: int, spared_s: float) -> str:
+    return f"{n_tokens:,} tokens, about {seconds(spared_s)}" if n_tokens else "no tokens"
 
 
 def _kv(snapshot: Snapshot, width: int) -> Text:

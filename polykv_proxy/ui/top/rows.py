@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from typing import Any
 
 from polykv_proxy.ui.top.snapshot import Facts, Snapshot, session_key
 
@@ -19,6 +20,7 @@ class Order(StrEnum):
     TPS = "tokens per second"
     KV = "KV"
     CONTEXT = "context"
+    SAVED = "saved"
 
 
 class Kind(StrEnum):
@@ -46,6 +48,9 @@ class Row:
     ttft_s: float | None = None
     ctx_used: int | None = None
     ctx_total: int | None = None
+    saved_n_tokens: int | None = None
+    saved_s: float | None = None
+    n_missed: int | None = None
 
     @property
     def speed(self) -> float:
@@ -90,7 +95,15 @@ def _pool_row(pool: Facts) -> Row:
         pinned=pool["pinned"],
         n_tokens=pool["prefix_len"] - pool["branch_pos"],
         kv_bytes=pool["own_kv_bytes"],
+        **_saved(pool.get("savings", {})),
     )
+
+
+def _saved(savings: Facts) -> dict[str, Any]:
+    if not savings:
+        return {}
+    missed = sum(miss["n_requests"] for miss in savings["misses"].values())
+    return {"saved_n_tokens": savings["n_tokens"], "saved_s": savings["seconds"], "n_missed": missed}
 
 
 def _session_row(session: Facts) -> Row:
@@ -150,7 +163,7 @@ def _has(row: Row, words: str) -> bool:
 
 
 def _measure(row: Row, order: Order) -> tuple[float, float]:
-    found = {Order.TPS: row.tps, Order.KV: row.kv_bytes, Order.CONTEXT: row.ctx_used}.get(order)
+    found = {Order.TPS: row.tps, Order.KV: row.kv_bytes, Order.CONTEXT: row.ctx_used, Order.SAVED: row.saved_n_tokens}.get(order)
     return row.speed if order is Order.TPS else 0.0, -1.0 if found is None else float(found)
 
 

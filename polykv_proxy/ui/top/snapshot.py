@@ -14,12 +14,13 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`trouble`: why there is nothing newer, in words. The rest: answers of `/polykv/health`, `pools` and `tps`."""
+    """`trouble`: why there is nothing newer, in words. The rest: answers of `/polykv/…`, of `savings` those of today."""
 
     trouble: str | None = None
     health: Facts = field(default_factory=dict)
     tree: Facts = field(default_factory=dict)
     tps: Facts = field(default_factory=dict)
+    savings: Facts = field(default_factory=dict)
 
     @property
     def pools(self) -> Sequence[Facts]:
@@ -50,7 +51,7 @@ class Snapshot:
 
     def as_dict(self) -> dict[str, object]:
         """JSON-ready."""
-        return {"health": self.health, "tps": self.tps, **self.tree}
+        return {"health": self.health, "tps": self.tps, "savings": self.savings, **self.tree}
 
 
 def session_key(session: Facts) -> str:

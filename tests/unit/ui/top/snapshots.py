@@ -29,6 +29,13 @@ def snapshot(*pools: dict[str, Any], sessions: tuple[dict[str, Any], ...] = (), 
         "n_warming": 0,
         "cells_total": 1000,
         "saved_tokens": 1234,
+        "saved_s": 130.0,
         "sessions": list(sessions),
     }
     return Snapshot(**{"health": health, "tree": tree, "tps": tps, **more})
+
+
+def savings(n_tokens: int, seconds: float, n_requests: int = 1, **misses: int) -> dict[str, Any]:
+    """As `/polykv/savings` has it, and a pool in the listing; misses by reason."""
+    missed = {reason: {"n_requests": n, "n_tokens": 10 * n, "seconds": 0.1 * n} for reason, n in misses.items()}
+    return {"n_requests": n_requests, "n_tokens": n_tokens, "seconds": seconds, "misses": missed}

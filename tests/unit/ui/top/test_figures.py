@@ -41,4 +41,5 @@ def test_figures_are_words_for_people() -> None:
     """Units change where numbers grow long; what is not known is a dash."""
     assert [rate(None), rate(float("nan")), rate(7.0), rate(99.96), rate(1234.5)] == ["-", "-", "7.0", "100.0", "1,234"]
     assert [size(None), size(0), size(1500), size(2**20 * 300), size(2**40)] == ["-", "0 B", "1.5 KiB", "300 MiB", "1024.0 GiB"]
-    assert [seconds(None), seconds(0.12), seconds(3.21)] == ["", "120 ms", "3.2 s"]
+    assert [seconds(None), seconds(0.12), seconds(3.21), seconds(119)] == ["", "120 ms", "3.2 s", "119.0 s"]
+    assert [seconds(120), seconds(7199), seconds(7200), seconds(3600 * 1500)] == ["2 min", "120 min", "2.0 h", "1,500.0 h"]

@@ -20,6 +20,7 @@ async def test_a_look_has_everything_that_the_routes_tell(tmp_path: Path) -> Non
         found = await remote.look()
         await remote.close()
     assert (found.trouble, found.health["state"], [pool["name"] for pool in found.pools]) == (None, "ready", ["clerk"])
+    assert found.savings["n_tokens"] == found.pools[0]["savings"]["n_tokens"] == found.tps["saved_tokens"] == 0
     assert found.kv_bytes()["pools"] == 300
     assert sum(found.kv_bytes().values()) == 100 * 4096
 

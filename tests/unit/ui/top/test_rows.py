@@ -1,7 +1,7 @@
 """Mirrors ui/top/rows.py: the tree, orders and filters."""
 
 from polykv_proxy.ui.top.rows import Kind, Order, fastest, rows_of
-from tests.unit.ui.top.snapshots import pool, session, snapshot
+from tests.unit.ui.top.snapshots import pool, savings, session, snapshot
 
 FOREST = snapshot(
     pool(1, sessions=("a",)),
@@ -47,6 +47,8 @@ def test_orders_are_flat_with_the_largest_first() -> None:
     assert [row.name for row in found][:4] == ["b", "x", "unnamed request", "slept"]
     assert fastest(found) == 9.0
     assert [row.name for row in rows_of(FOREST, Order.KV)][:3] == ["p4", "p2", "p1"]
+    spared = snapshot(pool(1), pool(2, savings=savings(5, 0.1)), pool(3, savings=savings(7, 0.2)))
+    assert [row.name for row in rows_of(spared, Order.SAVED)] == ["p3", "p2", "p1"]
     assert all(row.kind is not Kind.GROUP and row.lead == "" for row in rows_of(FOREST, Order.CONTEXT))
 
 
