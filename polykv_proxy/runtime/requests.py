@@ -117,25 +117,30 @@ class RequestDesk:
         return headers
 
     def reply_headers(self, booked: Booked, wish: Wish, headers: Sequence[Header]) -> list[Header]:
-        """What the client sees added: the pool, how much of it was really shared, the session and its last pace."""
+        """What the client sees added: the pool, how much was really shared, the session, and its pace or that of the request."""
         added: list[Header] = []
         pool = booked.attachment.pool
         if pool is not None:
             added.append((b"x-pool-id", str(pool.pool_id).encode()))
         if pool is not None or booked.attachment.course is Course.UNSHARED:
-            added.append((b"x-cached-prefix-tokens", str(_shared(headers)).encode()))
+            added.append((b"x-cached-prefix-tokens", str(_number(headers, b"x-polykv-shared") or 0).encode()))
         if wish.session_id is not None:
             added.append((b"x-session-id", wish.session_id.encode("ascii")))
-            tps = self._tps(wish.session_id)
-            if tps is not None:
-                added.append((b"x-session-tps", f"{tps:.2f}".encode()))
+        owner = self._owner(booked, wish, headers)
+        tps = None if owner is None else self._hub.telemetry.throughput.tps(owner, self._hub.clock.monotonic())
+        if tps is not None:
+            added.append((b"x-session-tps", f"{tps:.2f}".encode()))
         return added
 
-    def _tps(self, session_id: str) -> float | None:
-        session = self._hub.ledger.sessions.get(session_id)
-        if session is None:
-            return None
-        return self._hub.telemetry.throughput.tps(session.number, self._hub.clock.monotonic())
+    def _owner(self, booked: Booked, wish: Wish, headers: Sequence[Header]) -> int | None:
+        """Whose pace it is: 1. the session's; 2. without one that of the request, once its slot is known to have worked for it."""
+        if wish.session_id is not None:
+            session = self._hub.ledger.sessions.get(wish.session_id)
+            return None if session is None else session.number
+        slot = _number(headers, b"x-polykv-slot")
+        owner = None if slot is None else self._hub.telemetry.throughput.slot_owner(slot)
+        speed = None if owner is None else self._hub.telemetry.throughput.speed(owner)
+        return owner if speed is not None and speed.turn is not None and speed.turn.req == booked.req else None
 
     def http_done(self, booked: Booked, *, refused: bool) -> None:
         """The HTTP exchange is over; `refused`: the engine answered an error."""
@@ -155,8 +160,8 @@ def _echo(booked: Booked) -> dict[str, object]:
     return echo
 
 
-def _shared(headers: Sequence[Header]) -> int:
+def _number(headers: Sequence[Header], wanted: bytes) -> int | None:
     for name, value in headers:
-        if name.lower() == b"x-polykv-shared" and value.isdigit():
+        if name.lower() == wanted and value.isdigit():
             return int(value)
-    return 0
+    return None

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import httpx
 import pytest
 
+from polykv_proxy.ports import Plan, RelayRequest
 from polykv_proxy.runtime.rows import SessionRow, StateView
 from tests.fakes.fake_engine import FakeEngine
 from tests.integration.rig import Rig, rig
@@ -127,6 +130,29 @@ async def test_the_same_things_have_the_same_figures_everywhere(tmp_path: Path) 
         (of_pool,) = (await proxy.api.get(f"/polykv/pools/{pool['pool_id']}")).json()["sessions"]
         assert listed == [{key: value for key, value in alone.items() if key not in {"seq", "ts"}}]
         assert (of_pool["tps_ewma"], of_pool["ttft_ms"]) == (alone["tps_ewma"], alone["ttft_ms"])
+
+
+async def test_a_request_of_no_session_has_its_own_pace(tmp_path: Path) -> None:
+    """Once its slot is known to have worked for it; what the slot did for others is not told as its pace."""
+    async with rig(tmp_path, FakeEngine(n_slots=1)) as proxy:
+        await proxy.pool(prompt="one two three four", name="p")
+        body = json.dumps({"prompt": "one two three four five", "n_predict": 40, "pool_id": "p"}).encode()
+        plan = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", [], body))
+        assert isinstance(plan, Plan)
+        begun = [(b"x-polykv-slot", b"0"), (b"x-polykv-shared", b"4")]
+        assert b"x-session-tps" not in dict(plan.reply_headers(200, begun))
+        other = await proxy.call("/completion", {"prompt": "six seven", "n_predict": 40, "session_id": "a"})
+        await proxy.settle()
+        assert other.status_code == 200
+        assert b"x-session-tps" not in dict(plan.reply_headers(200, begun))
+        transport = httpx.AsyncHTTPTransport(uds=str(proxy.server.path))
+        async with httpx.AsyncClient(transport=transport, base_url="http://engine") as engine:
+            reply = await engine.post("/completion", content=body, headers=[*plan.engine_headers])
+        plan.done()
+        await proxy.settle()
+        told = dict(plan.reply_headers(200, [(name.lower(), value) for name, value in reply.headers.raw]))
+        assert float(told[b"x-session-tps"]) == pytest.approx(TOKENS_PER_S)
+        assert b"x-session-id" not in told
 
 
 async def test_a_lost_engine_leaves_what_is_known(tmp_path: Path) -> None:
