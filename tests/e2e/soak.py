@@ -1,4 +1,4 @@
-"""Mixed traffic from several clients, and twenty that watch: no answer of 5xx, nothing grows, and everything comes back.
+"""Mixed traffic from several clients, and two dozen that watch: no answer of 5xx, nothing grows, and everything comes back.
 
 Law: every client owns its pools and sessions, so that each answer has one right status. Run by `scripts/soak`.
 """
@@ -14,27 +14,27 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from tests.e2e.soak_watchers import BrokenError, Follower, Scraper, Sleeper, Visitor, Watcher
 from tests.fakes.product import Product, leave, product
 from tests.models import tiny_model
 
 ARGS = ("-c", 8192, "-np", 4, "-kvu", "--cache-ram", 16)
 N_CLIENTS = 4
-N_WATCHERS = 20
+N_FOLLOWERS = 10
+N_SLEEPERS = 2
+STREAMS = ("/polykv/tps?interval_ms=100", "/polykv/events")
+"""So many of each kind on each stream."""
 N_SAMPLES = 24
 GROWTH = 1.05
 GROWTH_BYTES = 16 << 20
 GROWTH_FILES = 8
-
-
-class BrokenError(AssertionError):
-    """What was seen, and what was expected."""
 
 
 class Client:
@@ -129,32 +129,6 @@ class Client:
         self.expect("bad", self.proxy.http.post("/completion", json={"prompt": "x", "pool_id": "nobody"}).status_code, 404)
 
 
-class Watcher:
-    """Follows one of our streams until it is over: numbers grow, figures are finite or null."""
-
-    def __init__(self, proxy: Product, path: str, over: threading.Event) -> None:
-        self.proxy, self.path, self.over = proxy, path, over
-        self.n_events, self.last = 0, 0
-
-    def follow(self) -> None:
-        with self.proxy.http.stream("GET", self.path, timeout=None) as stream:
-            for line in stream.iter_lines():
-                if self.over.is_set():
-                    return
-                if line.startswith("data: {"):
-                    self.take(json.loads(line.removeprefix("data: "), parse_constant=self.no_figure))
-        raise BrokenError(f"{self.path} ended without a word")
-
-    def take(self, event: dict[str, Any]) -> None:
-        self.n_events += 1
-        if event.get("seq", self.last) < self.last:
-            raise BrokenError(f"{self.path}: {event['seq']} after {self.last}")
-        self.last = event.get("seq", self.last)
-
-    def no_figure(self, text: str) -> None:
-        raise BrokenError(f"{self.path} says {text}")
-
-
 @dataclass
 class Gauge:
     """Memory and open files of one process over time."""
@@ -180,29 +154,37 @@ class Gauge:
             raise BrokenError(f"{self.name} went from {before} to {after} open files")
 
 
-def soak(proxy: Product, seconds: float) -> Counter[tuple[str, int]]:
+def soak(proxy: Product, seconds: float) -> tuple[Counter[tuple[str, int]], Counter[str]]:
+    """Requests by what they were and how they ended, and what each kind of watcher has seen."""
     clients = [Client(proxy, number) for number in range(N_CLIENTS)]
     gauges = [Gauge("proxy", psutil.Process(proxy.served.process.pid)), Gauge("engine", psutil.Process(proxy.served.health["pid"]))]
     over, broken = threading.Event(), list[BaseException]()
 
-    def work(client: Client) -> None:
-        try:
+    def guarded(work: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                work()
+            except BaseException as error:  # it is raised again below
+                broken.append(error)
+                over.set()
+
+        return threading.Thread(target=run)
+
+    def acting(client: Client) -> Callable[[], None]:
+        def work() -> None:
             while not over.is_set():
                 client.act()
-        except BaseException as error:  # it is raised again below
-            broken.append(error)
-            over.set()
 
-    def watch(watcher: Watcher) -> None:
-        try:
-            watcher.follow()
-        except BaseException as error:  # it is raised again below
-            broken.append(error)
-            over.set()
+        return work
 
-    watchers = [Watcher(proxy, path, over) for path in ("/polykv/tps", "/polykv/events") for _ in range(N_WATCHERS // 2)]
-    watching = [threading.Thread(target=watch, args=[watcher]) for watcher in watchers]
-    threads = [threading.Thread(target=work, args=[client]) for client in clients]
+    watchers: list[Watcher] = [
+        *(Follower(proxy, path, over) for path in STREAMS for _ in range(N_FOLLOWERS)),
+        *(Sleeper(proxy, path, over) for path in STREAMS for _ in range(N_SLEEPERS)),
+        Visitor(proxy, over),
+        Scraper(proxy, over),
+    ]
+    watching = [guarded(watcher.watch) for watcher in watchers]
+    threads = [guarded(acting(client)) for client in clients]
     for thread in (*watching, *threads):
         thread.start()
     started = time.monotonic()
@@ -223,8 +205,14 @@ def soak(proxy: Product, seconds: float) -> Counter[tuple[str, int]]:
         thread.join()
     if broken:
         raise broken[0]
-    told = Counter({("told", 0): sum(watcher.n_events for watcher in watchers)})
-    return sum((client.statuses for client in clients), told)
+    return sum((client.statuses for client in clients), Counter()), seen_by(watchers)
+
+
+def seen_by(watchers: Iterable[Watcher]) -> Counter[str]:
+    found = Counter[str]()
+    for watcher in watchers:
+        found[type(watcher).__name__.lower()] += watcher.n_seen
+    return found
 
 
 def give_back(proxy: Product) -> None:
@@ -243,7 +231,7 @@ def give_back(proxy: Product) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/soak", description=__doc__)
-    parser.add_argument("--seconds", type=float, default=600, help="how long (default 600)")
+    parser.add_argument("--seconds", type=float, default=1800, help="how long (default 1800)")
     parser.add_argument("--engine", type=Path, default=Path(__file__).parents[2] / "llamafile", help="the engine binary")
     options = parser.parse_args()
     started = time.monotonic()
@@ -252,7 +240,7 @@ def main() -> int:
         product(options.engine, tiny_model("full"), Path(folder), args=ARGS) as proxy,
     ):
         try:
-            counts = soak(proxy, options.seconds)
+            counts, seen = soak(proxy, options.seconds)
         except BrokenError as error:
             print(f"broken: {error}", file=sys.stderr)
             proxy.served.process.kill()
@@ -260,6 +248,7 @@ def main() -> int:
     print(f"nothing grew and nothing is left after {time.monotonic() - started:.0f} s: {sum(counts.values())} requests")
     for (what, status), n in sorted(counts.items()):
         print(f"  {what:12} {status or '':4} {n}")
+    print("seen: " + ", ".join(f"{n} by {who}s" for who, n in seen.items()))
     return 0
 
 
