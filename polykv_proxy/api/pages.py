@@ -69,13 +69,6 @@ def sessions_page(view: StateView) -> dict[str, object]:
     return {"sessions": [as_json(row) for row in view.sessions], "seq": view.seq, "ts": view.ts}
 
 
-def tps_text(view: StateView, *, running: bool = False) -> str:
-    """Speeds as JSON: of the engine as a whole, and of each session, or of those that run."""
-    rows = [as_json(row) for row in view.sessions if not running or row.state != "idle"]
-    shown = {"ts": view.ts, "seq": view.seq, "linked": view.linked, **as_json(view.whole), "sessions": rows}
-    return json.dumps(shown, separators=(",", ":"), allow_nan=False)
-
-
 def savings_page(view: StateView, days: Mapping[Where, Amount]) -> dict[str, object]:
     """What pools spared: in all these days, by day, and of each day by pool, those that spared most first."""
     names = {row.pool_id: row.name for row in view.pools}

@@ -8,7 +8,6 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 
 from polykv_proxy.api.context import ApiContext
-from polykv_proxy.api.pages import tps_text
 from polykv_proxy.api.queries import flag, whole
 from polykv_proxy.api.streams import Speeds, happenings, last_seq, stream
 from polykv_proxy.errors import ApiError
@@ -29,7 +28,7 @@ def stream_routes(context: ApiContext) -> APIRouter:
     async def tps(request: Request) -> Response:
         running = flag(request, "running", default=False)
         if flag(request, "once", default=False):
-            return Response(tps_text(runtime.glance.now(), running=running), media_type="application/json")
+            return Response(speeds.now(running=running), media_type="application/json")
         interval_s = _interval_ms(request) / 1000
         return stream(request, news, speeds.chunks(interval_s, last_seq(request), running=running))
 

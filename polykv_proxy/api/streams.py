@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable
 from fastapi import Request, Response
 from fastapi.sse import KEEPALIVE_COMMENT, EventSourceResponse, format_sse_event
 
-from polykv_proxy.api.pages import tps_text
+from polykv_proxy.api.tps_texts import TpsTexts
 from polykv_proxy.errors import ApiError
 from polykv_proxy.runtime.news import Event, News, Topic
 from polykv_proxy.runtime.rows import StateView
@@ -46,14 +46,19 @@ class Speeds:
         self._news = news
         self._glance = glance
         self._seq = 0
+        self._writer = TpsTexts()
         self._texts: dict[bool, bytes] = {}
+
+    def now(self, *, running: bool) -> str:
+        """What is now, as JSON."""
+        return self._writer.text(self._glance(), running=running)
 
     def event(self, view: StateView, *, running: bool) -> bytes:
         """The event that tells of this view, made once."""
         if view.seq != self._seq:
             self._seq, self._texts = view.seq, {}
         if running not in self._texts:
-            text = tps_text(view, running=running)
+            text = self._writer.text(view, running=running)
             self._texts[running] = format_sse_event(event="tps", data_str=text, id=str(view.seq))
         return self._texts[running]
 

@@ -137,6 +137,10 @@ class Throughput:
         """Is a first token out and the task not over?"""
         return any(stream.owner == owner and stream.generating for stream in self._streams.values())
 
+    def owners(self) -> set[int]:
+        """Those of the tasks that run."""
+        return {stream.owner for stream in self._streams.values()}
+
     def slot_owner(self, slot: int) -> int | None:
         """Whose figures a slot shows: who works there, or did so last."""
         return self._last_owner.get(slot)

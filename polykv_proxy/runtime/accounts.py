@@ -43,9 +43,13 @@ class Accounts:
         """Host memory of the states that the pool keeps along its prefix; one that its parent keeps too is the parent's."""
         return self._of_pool.get(pool_id, _NOTHING).checkpoint_bytes
 
+    def holds(self, number: int) -> bool:
+        """Does any slot work for this session, or keep something of it?"""
+        return number in self._of_session
+
     def session_bytes(self, number: int) -> int:
         """Bytes that only this session has."""
-        return self._of_session[number]
+        return self._of_session.get(number, 0)
 
     def subtree_bytes(self, pool_id: int) -> int:
         """Bytes of the pool, of all below it, and of the sessions attached there."""
@@ -56,7 +60,7 @@ class Accounts:
     def _sum_up(self) -> None:
         for session in self._ledger.sessions:
             if session.pool_id is not None:
-                self._of_subtree[session.pool_id] += self._of_session[session.number]
+                self._of_subtree[session.pool_id] += self.session_bytes(session.number)
         for pool in reversed(list(self._ledger.tree)):
             self._of_subtree[pool.pool_id] += self.own_bytes(pool.pool_id)
             if pool.parent is not None:

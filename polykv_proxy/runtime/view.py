@@ -1,7 +1,7 @@
 """The view of everything: records, the engine's snapshot and its speeds, put together into rows.
 
 Law: reads only, awaits nothing. KV is counted by ownership (accounts.py). A session is `active` when it decodes and its speed is
-known, `warming` when it runs without, else `idle`.
+known, `warming` when it runs without, else `idle`. Rows of sessions that rest are made once (resting.py).
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from polykv_proxy.core.lifetime import WITH_KV
 from polykv_proxy.core.pools import Pool
 from polykv_proxy.core.pressure import compaction_pressure
 from polykv_proxy.core.sessions import Session
-from polykv_proxy.core.throughput import Throughput, mean
+from polykv_proxy.core.throughput import Speed, Throughput, mean
 from polykv_proxy.engine.wire import Hello, SlotState, State
 from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.accounts import Accounts
+from polykv_proxy.runtime.resting import Resting
 from polykv_proxy.runtime.rows import PoolRow, PoolSession, SessionRow, StateView, Whole, as_json
 from polykv_proxy.runtime.savings import as_object
 from polykv_proxy.runtime.telemetry import Telemetry, millis
@@ -29,11 +30,15 @@ class View:
         self._ledger = ledger
         self._telemetry = telemetry
         self._clock = clock
+        self._resting = Resting[SessionRow]()
+        self._resting_of_pool = Resting[PoolSession]()
 
     def look(self, hello: Hello | None, state: State | None) -> StateView:
         """Everything now. `hello` None: no engine is known yet; `state` None: it does not answer."""
         accounts = Accounts(self._ledger, state)
         speeds = _Speeds(self._telemetry.throughput, self._clock.monotonic())
+        self._resting.begin()
+        self._resting_of_pool.begin()
         sessions = self._sessions(accounts, speeds, hello)
         return StateView(
             seq=self._telemetry.news.number(),
@@ -78,7 +83,7 @@ class View:
             kept_by=keep.value if (keep := uses.keep(pool)) and pool.residency in WITH_KV else None,
             n_running=uses.running[pool.pool_id],
             children=tuple(children),
-            sessions=tuple(_pool_session(session, accounts, speeds) for session in sessions),
+            sessions=tuple(self._of_pool(session, accounts, speeds) for session in sessions),
             n_queries=pool.counts.n_queries,
             n_hits=pool.counts.n_hits,
             n_tokens_shared=pool.counts.n_tokens_shared,
@@ -96,6 +101,14 @@ class View:
             last_access_ts=pool.last_used_ts,
         )
 
+    def _of_pool(self, session: Session, accounts: Accounts, speeds: _Speeds) -> PoolSession:
+        def make() -> PoolSession:
+            return _pool_session(session, accounts, speeds)
+
+        if not _rests(session, accounts, speeds):
+            return make()
+        return self._resting_of_pool.row(session, speeds.speed(session.number), None, make)
+
     # -- sessions -----------------------------------------------------------------------------------------------------
 
     def _sessions(self, accounts: Accounts, speeds: _Speeds, hello: Hello | None) -> tuple[SessionRow, ...]:
@@ -104,9 +117,17 @@ class View:
         unnamed = [slot for slot in accounts.by_session.get(0, []) if slot.state != "idle" and not slot.fill]
         n_ctx = hello.n_ctx_slot if hello is not None else None
         return (
-            *(_named(session, accounts.by_session.get(session.number, []), speeds, n_ctx) for session in named),
+            *(self._named(session, accounts, speeds, n_ctx) for session in named),
             *(self._ephemeral(slot, speeds) for slot in unnamed),
         )
+
+    def _named(self, session: Session, accounts: Accounts, speeds: _Speeds, n_ctx: int | None) -> SessionRow:
+        def make() -> SessionRow:
+            return _named(session, accounts.by_session.get(session.number, []), speeds, n_ctx)
+
+        if not _rests(session, accounts, speeds):
+            return make()
+        return self._resting.row(session, speeds.speed(session.number), n_ctx, make)
 
     def _ephemeral(self, slot: SlotState, speeds: _Speeds) -> SessionRow:
         book = self._ledger.books.get(slot.req)
@@ -172,6 +193,15 @@ class _Speeds:
     def __init__(self, throughput: Throughput, now: float) -> None:
         self._throughput = throughput
         self._now = now
+        self._running = throughput.owners()
+
+    def runs(self, owner: int) -> bool:
+        """Has it a task that is not over?"""
+        return owner in self._running
+
+    def speed(self, owner: int) -> Speed | None:
+        """What is known of it."""
+        return self._throughput.speed(owner)
 
     def tps(self, owner: int) -> float | None:
         return _rounded(self._throughput.tps(owner, self._now))
@@ -216,6 +246,11 @@ def _streams(hello: Hello | None, state: State | None) -> dict[str, int | None]:
 
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 3)
+
+
+def _rests(session: Session, accounts: Accounts, speeds: _Speeds) -> bool:
+    """Nothing runs for it, and no slot holds anything of it: its row depends on its record and its last figures alone."""
+    return session.n_streams == 0 and not speeds.runs(session.number) and not accounts.holds(session.number)
 
 
 def _pool_session(session: Session, accounts: Accounts, speeds: _Speeds) -> PoolSession:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -12,6 +14,7 @@ import pytest
 
 from polykv_proxy.ports import Plan, RelayRequest
 from polykv_proxy.runtime.rows import SessionRow, StateView
+from polykv_proxy.runtime.view import View
 from tests.fakes.fake_engine import FakeEngine
 from tests.integration.rig import Rig, rig
 
@@ -113,6 +116,58 @@ async def test_many_looks_are_one(tmp_path: Path) -> None:
         second = proxy.runtime.glance.now()
         assert second.seq > first.seq
         assert second.ts > first.ts
+
+
+async def test_who_rests_costs_a_look_nothing_and_changes_when_it_does(tmp_path: Path) -> None:
+    """Rows of sessions without cells are made once; with a turn, an end or another pool there is a new one."""
+    async with rig(tmp_path, FakeEngine(n_slots=1)) as proxy:
+        pool = await proxy.pool(prompt="one two three four", name="p")
+        for name in ("a", "b", "c"):
+            await proxy.call("/completion", {"prompt": f"{name} one two", "session_id": name, "n_predict": 9, "pool_id": "p"})
+            await proxy.settle()
+        before, after = await proxy.runtime.look(), await proxy.runtime.look()
+        assert [of(after, name) is of(before, name) for name in ("a", "b", "c")] == [True, True, False]
+        assert of(after, "c").resident
+        listed = [{row.session_id: row for row in view.pool(pool["pool_id"]).sessions} for view in (before, after)]
+        assert [listed[0][name] is listed[1][name] for name in ("a", "b", "c")] == [True, True, False]
+        await proxy.call("/completion", {"prompt": "a one two", "session_id": "a", "n_predict": 20})
+        await proxy.settle()
+        view = await proxy.runtime.look()
+        assert (of(view, "a").n_turns, of(view, "a").resident, of(view, "c").resident) == (2, True, False)
+        assert of(view, "b") is of(before, "b")
+
+
+async def test_rows_are_those_of_a_first_look(tmp_path: Path) -> None:
+    """Whatever happens, and however often somebody has looked: nothing that is shown is out of date."""
+    rng = random.Random(7)
+    async with rig(tmp_path, FakeEngine(n_slots=2)) as proxy:
+        hub = proxy.runtime.hub
+        for n in range(80):
+            name = f"s{rng.randrange(6)}"
+            body = {"prompt": f"one two {name}", "session_id": name, "n_predict": rng.randrange(1, 20)}
+            act = rng.randrange(8)
+            if act < 5:
+                await proxy.call("/completion", {**body, "pool_id": "p"} if act < 2 and "p" in pools(proxy) else body)
+            elif act == 5:
+                await proxy.api.delete(f"/polykv/sessions/{name}")
+            elif act == 6 and "p" in pools(proxy):
+                await proxy.api.delete("/polykv/pools/p")
+            else:
+                await proxy.api.post("/polykv/pools", json={"prompt": "one two three", "name": "p"})
+            if rng.random() < 0.7:
+                await proxy.settle()
+            if n == 40:
+                await proxy.settle()
+                proxy.engine.boot()
+                await proxy.until_linked(proxy.engine.boot_id)
+            proxy.clock.now += rng.random()
+            state = await hub.state() if rng.random() < 0.5 else hub.telemetry.live.state
+            fresh = View(hub.ledger, hub.telemetry, hub.clock).look(hub.hello, state)
+            assert replace(proxy.runtime.view.look(hub.hello, state), seq=0) == replace(fresh, seq=0)
+
+
+def pools(proxy: Rig) -> set[str | None]:
+    return {pool.name for pool in proxy.runtime.hub.ledger.tree}
 
 
 async def test_the_same_things_have_the_same_figures_everywhere(tmp_path: Path) -> None:
