@@ -46,7 +46,7 @@ OLD_PREFIX_QUERIES = _counter("vllm:gpu_prefix_cache_queries", "Former name of v
 OLD_PREFIX_HITS = _counter("vllm:gpu_prefix_cache_hits", "Former name of vllm:prefix_cache_hits.", "model_name")
 PROMPT_TOKENS = _counter("vllm:prompt_tokens", "Tokens of prompts, computed or cached.", "model_name")
 GENERATION_TOKENS = _counter("vllm:generation_tokens", "Tokens generated.", "model_name")
-TTFT = _histogram("vllm:time_to_first_token_seconds", "From the arrival of a request to its first token.", "model_name")
+TTFT = _histogram("vllm:time_to_first_token_seconds", "From when a request is decided about to its first token.", "model_name")
 GAPS = _histogram("vllm:inter_token_latency_seconds", "Between tokens: the mean of a turn for each of its gaps.", "model_name")
 
 # -- requests ---------------------------------------------------------------------------------------------------------------
@@ -56,8 +56,8 @@ IN_FLIGHT = _gauge("polykv_requests_in_flight", "Relayed requests that are not o
 RELAY_DELAY = _histogram("polykv_relay_delay_seconds", "From when a request could go to the engine until it went.")
 PLAN = _histogram("polykv_plan_seconds", "Deciding a request that named a pool or session, a rebuild of its pool included.")
 TURNS = _counter("polykv_turns", "Tasks of the engine that generate, by how they ended.", "reason")
-QUEUE = _histogram("polykv_queue_seconds", "From the arrival of a request until the engine began with it.")
-TURN_TTFT = _histogram("polykv_ttft_seconds", "From the arrival of a request to its first token.")
+QUEUE = _histogram("polykv_queue_seconds", "From when a request is decided about until the engine began with it.")
+TURN_TTFT = _histogram("polykv_ttft_seconds", "From when a request is decided about to its first token.")
 TPOT = _histogram("polykv_tpot_seconds", "Seconds per token after the first, by turn.")
 
 # -- speed ------------------------------------------------------------------------------------------------------------------

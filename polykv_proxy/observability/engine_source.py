@@ -1,7 +1,7 @@
 """Where the engine's own page comes from: asked for in the background, one question at a time.
 
-Law: nobody waits for it longer than he says. A page lives until a newer one is there, the engine fails to give one, or the engine
-is not ready any more.
+Law: nobody waits for it longer than he says. A page lives until a newer one is there, the engine fails to give one, the engine is
+not ready any more, or it is too old.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from polykv_proxy.observability.engine_page import BadPageError, EnginePage, rea
 log = logging.getLogger("polykv.metrics")
 
 PATIENCE_S = 5.0
+OLDEST_S = 300.0
+"""Prometheus takes a sample for gone after this time, too."""
 
 
 class Failure(StrEnum):
@@ -55,8 +57,9 @@ class EngineSource:
 
     @property
     def page(self) -> EnginePage | None:
-        """The last page of this life."""
-        return self._page if self._of is not None and self._of == self._life() else None
+        """The last page of this life, if it is not older than `OLDEST_S`."""
+        fresh = self._now() - self._read_at <= OLDEST_S
+        return self._page if fresh and self._of is not None and self._of == self._life() else None
 
     @property
     def age_s(self) -> float | None:

@@ -108,6 +108,21 @@ async def test_no_answer_at_all_is_a_failure_in_the_end(monkeypatch: pytest.Monk
     assert source.failures == {Failure.TIMEOUT: 1}
 
 
+async def test_a_page_does_not_grow_old_for_ever() -> None:
+    """Of an engine that is busy whenever somebody asks the last page is shown for a while, then none; a new one counts again."""
+    desk = Desk()
+    source = desk.source()
+    source.refresh()
+    await source.refreshed(10)
+    desk.now += engine_source.OLDEST_S
+    assert source.page is not None
+    desk.now += 1
+    assert (source.page, source.age_s, source.failures.total()) == (None, None, 0)
+    source.refresh()
+    await source.refreshed(10)
+    assert (source.age_s, desk.n_asked) == (0, 2)
+
+
 async def test_an_engine_that_is_not_ready_is_not_asked() -> None:
     """Its last page does not count, also not in its next life, and nothing is a failure."""
     desk = Desk()
