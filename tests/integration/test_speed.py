@@ -8,10 +8,12 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from polykv_proxy.engine.wire import Cells, SlotState, State
 from polykv_proxy.ports import Plan, RelayRequest
 from polykv_proxy.runtime.rows import SessionRow, StateView
 from polykv_proxy.runtime.view import View
@@ -168,6 +170,23 @@ async def test_rows_are_those_of_a_first_look(tmp_path: Path) -> None:
 
 def pools(proxy: Rig) -> set[str | None]:
     return {pool.name for pool in proxy.runtime.hub.ledger.tree}
+
+
+async def test_cells_of_nobody_press_nobody(tmp_path: Path) -> None:
+    """What an idle slot keeps for no session is free; a session's cells are not, nor are those that a running slot holds."""
+    async with rig(tmp_path) as proxy:
+        await proxy.call("/completion", {"prompt": "one", "session_id": "a", "n_predict": 2})
+        await proxy.settle()
+        number = next(iter(proxy.runtime.hub.ledger.sessions)).number
+
+        def pressure(**facts: Any) -> float:
+            slots = [SlotState(slot=0, n_tokens=60, own_cells=60, **facts)]
+            state = State(boot_id="b", update=1, slots=slots, cells=Cells(used=90, total=100))
+            return proxy.runtime.view.look(None, state).whole.compaction_pressure
+
+        assert pressure(state="idle") == 0
+        assert pressure(state="idle", session=number) == pytest.approx(0.6)
+        assert pressure(state="generating") == pytest.approx(0.6)
 
 
 async def test_the_same_things_have_the_same_figures_everywhere(tmp_path: Path) -> None:
