@@ -1,6 +1,6 @@
 """The folder of copies: one file a pool, named by the pool's id.
 
-Law: blocking, for threads. What is not named like a copy of ours is nobody's business here and stays.
+Law: blocking, for threads. What is not named like a copy of ours, or is a folder, is nobody's business here and stays.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -49,16 +50,24 @@ class CopyFolder:
         except FileNotFoundError:
             return []
 
+    def folder_in_place_of(self, pool_id: int) -> Path | None:
+        """A folder of somebody's that stands where the copy of a pool would be written."""
+        file = self.file(pool_id)
+        places = (file, file.with_name(f"{file.name}.part"))
+        return next((place for place in places if place.is_dir() and not place.is_symlink()), None)
+
     def size(self, pool_id: int) -> int | None:
         """Bytes of a copy; None when it is not there."""
         try:
-            return self.file(pool_id).stat(follow_symlinks=False).st_size
+            found = self.file(pool_id).stat(follow_symlinks=False)
         except FileNotFoundError:
             return None
+        return None if stat.S_ISDIR(found.st_mode) else found.st_size
 
     def delete(self, pool_id: int) -> None:
         """Delete a copy; fine when it is not there. OSError."""
-        self.file(pool_id).unlink(missing_ok=True)
+        if self.size(pool_id) is not None:
+            self.file(pool_id).unlink(missing_ok=True)
 
     def free_bytes(self) -> int:
         """Bytes that the disk has left. OSError."""

@@ -139,6 +139,8 @@ class Vault:
         n_bytes += 0 if hello.cuts_files else await self._checkpoint_bytes(pool)
         await asyncio.to_thread(self.folder.make)
         await self._tidy()
+        if await self._has_no_place(pool.pool_id):
+            return False
         free = await asyncio.to_thread(self.folder.free_bytes)
         if not self.lacks(self._hub.ledger.tree.get(pool.pool_id)):
             return False
@@ -150,6 +152,15 @@ class Vault:
         for copy in leaving:
             await self._delete(copy.pool_id)
         return await self._write(pool, start, n_bytes)
+
+    async def _has_no_place(self, pool_id: int) -> bool:
+        """Where a folder stands in the place of a copy, this pool has none until the next start; all others have theirs."""
+        foreign = await asyncio.to_thread(self.folder.folder_in_place_of, pool_id)
+        if foreign is None:
+            return False
+        log.warning("pool %d is not copied to disk: %s is a folder, which is not ours; take it away", pool_id, foreign)
+        self._unfit.add(pool_id)
+        return True
 
     def _leaving(self, pool: Pool, n_bytes: int, *, in_passing: bool) -> list[Kept] | None:
         """Which copies go for this one. None when it does not pay, or there is no room for it."""

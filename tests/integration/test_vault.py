@@ -464,3 +464,20 @@ async def test_the_coldest_copies_leave_and_the_limit_is_never_exceeded(tmp_path
         assert kept == list(range(7 - len(kept), 7)), "the latest used are kept"
         assert len(kept) == 3
         assert 0 < largest <= limit
+
+
+async def test_a_folder_in_the_place_of_a_copy_stops_no_other_copy(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It is somebody's and stays; its pool goes without a copy, which is said once; all others have theirs."""
+    async with vault(tmp_path) as proxy:
+        (tmp_path / "state" / "kv" / "1.kv").mkdir()
+        (tmp_path / "state" / "kv" / "2.kv.part").mkdir()
+        for n in (1, 2, 3):
+            await proxy.pool(tokens=[n, *BASE])
+        for n in (1, 2, 3, 1):
+            await use(proxy, n, [n, *BASE, 1])
+            await verb(proxy, n, "evict")
+        assert (await residencies(proxy), (await disk(proxy))["paused"]) == ({1: "evicted", 2: "evicted", 3: "saved"}, None)
+        told = [record.getMessage() for record in caplog.records if "is a folder" in record.getMessage()]
+        assert [text.split(" is not")[0] for text in told] == ["pool 1", "pool 2"]
+        assert (await proxy.api.delete("/polykv/pools/1")).status_code == 200
+    assert set(files(tmp_path)) == {"1.kv", "2.kv.part", "3.kv"}

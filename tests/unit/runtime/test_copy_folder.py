@@ -28,3 +28,15 @@ def test_a_folder_that_is_not_there_has_nothing(tmp_path: Path) -> None:
     folder.make()
     assert (tmp_path / "kv").stat().st_mode & 0o777 == 0o700
     assert folder.free_bytes() > 0
+
+
+def test_a_folder_with_the_name_of_a_copy_is_none(tmp_path: Path) -> None:
+    """It is seen, counts for nothing, and is never deleted; a link to one is a stray of ours."""
+    folder = CopyFolder(tmp_path)
+    (tmp_path / "1.kv").mkdir()
+    (tmp_path / "2.kv.part").mkdir()
+    (tmp_path / "3.kv").symlink_to(tmp_path)
+    assert [folder.folder_in_place_of(n) for n in (1, 2, 3, 4)] == [tmp_path / "1.kv", tmp_path / "2.kv.part", None, None]
+    assert folder.size(1) is None
+    folder.delete(1)
+    assert (tmp_path / "1.kv").is_dir()
