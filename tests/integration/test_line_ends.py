@@ -37,7 +37,6 @@ async def test_all_else_is_as_it_was(tmp_path: Path) -> None:
         assert (await client.get("/health")).content == b'{"status":"ok"}'
 
 
-@pytest.mark.filterwarnings("ignore")
 async def test_a_fault_of_ours_ends_a_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """500 is made outside of all routes."""
     async with rig(tmp_path) as proxy, relayed(proxy) as (_, client):
