@@ -1,13 +1,14 @@
 """YAML whose values know the lines they stand on.
 
 Law: plain data only, and the plain words of YAML 1.2: `true`, `false`, `null` and numbers are values, all else without quotes is
-text (`no`, `12:30` and dates too). A key that comes twice, or is no text, is a mistake; all are found, not the first alone.
+text (`no`, `12:30` and dates too). A key that comes twice, or is no text, is a mistake; all are found, not the first alone. What is
+left without them is a value, so that it can be looked through for other mistakes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ _SCALARS = {
 }
 _TEXT = "tag:yaml.org,2002:str"
 _MERGE = "tag:yaml.org,2002:merge"
+MAX_PARTS = 2_000_000
+"""Values, or 32 characters of a text, with each alias written out: about what a request may have."""
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
@@ -41,7 +44,7 @@ class Mistake:
 
 
 class MarkedYaml:
-    """One document: its `value`, the `mistakes` in it (then `value` is None), and where its parts stand."""
+    """One document: its `value` (None where it cannot be read at all), the `mistakes` in it, and where its parts stand."""
 
     def __init__(self, text: str) -> None:
         self.value: Any = None
@@ -50,13 +53,20 @@ class MarkedYaml:
         try:
             loader = _Loader(text)
             self._root = loader.get_single_node()
-            self.mistakes += _mistakes(self._root)
-            if self._root is not None and not self.mistakes:
-                self.value = loader.construct_document(self._root)
+            if self._root is not None:
+                self.value = self._read(loader, self._root)
         except yaml.YAMLError as error:
             self.mistakes.append(_explained(error))
         except RecursionError:
             self.mistakes.append(Mistake(1, "nested too deeply"))
+
+    def _read(self, loader: Any, root: yaml.Node) -> Any:
+        """1. what has no end, or is too large: a mistake and no value. 2. what is wrong with keys: left out. 3. the rest."""
+        self.mistakes += _too_much(root)
+        if self.mistakes:
+            return None
+        self.mistakes += _without_bad_keys(root)
+        return loader.construct_document(root)
 
     def line(self, *path: str | int) -> int:
         """The line of the key or item that `path` leads to, or of the last part of it that is there."""
@@ -78,40 +88,71 @@ def _parts(node: yaml.Node | None) -> Iterator[tuple[str | int, tuple[int, yaml.
             yield number, (item.start_mark.line + 1, item)
 
 
-def _mistakes(root: yaml.Node | None) -> list[Mistake]:
-    """Keys that come twice or are no text, and aliases to what they stand in."""
-    found: list[Mistake] = []
-    done: set[int] = set()
-    waiting: list[tuple[yaml.Node, frozenset[int]]] = [(root, frozenset())] if root is not None else []
+def _too_much(root: yaml.Node) -> list[Mistake]:
+    """Aliases to what they stand in, or that make a few lines into millions of parts."""
+    sizes: dict[int, int] = {}
+    waiting: list[tuple[yaml.Node, frozenset[int]]] = [(root, frozenset())]
     while waiting:
-        node, around = waiting.pop()
-        line = node.start_mark.line + 1
-        if id(node) in around:
-            found.append(Mistake(line, "an alias in here stands for what it stands in"))
-        if id(node) in done or isinstance(node, yaml.ScalarNode):
+        node, around = waiting[-1]
+        inside = around | {id(node)}
+        children = [child for child in _children(node) if id(child) not in sizes]
+        ring = next((child for child in children if id(child) in inside), None)
+        if ring is not None:
+            return [Mistake(_line(ring), "an alias in here stands for what it stands in")]
+        if children:
+            waiting += [(child, inside) for child in children]
+            continue
+        waiting.pop()
+        sizes[id(node)] = _own_size(node) + sum(sizes[id(child)] for child in _children(node))
+        if sizes[id(node)] > MAX_PARTS:
+            return [Mistake(_line(node), "written out, with all its aliases, this is larger than a request may be")]
+    return []
+
+
+def _without_bad_keys(root: yaml.Node) -> Iterator[Mistake]:
+    """Take out keys that come twice or are no text, once for each mapping, however often it is referred to."""
+    done: set[int] = set()
+    waiting = [root]
+    while waiting:
+        node = waiting.pop()
+        if id(node) in done:
             continue
         done.add(id(node))
-        children, inside = node.value, around | {id(node)}
         if isinstance(node, yaml.MappingNode):
-            found += _bad_keys([key for key, _ in node.value])
-            children = [value for _, value in node.value]
-        waiting += [(child, inside) for child in children]
-    return found
+            yield from _take_out_bad_keys(node)
+        waiting += _children(node)
 
 
-def _bad_keys(keys: Sequence[yaml.Node]) -> Iterator[Mistake]:
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [value for _, value in node.value]
+    return node.value if isinstance(node, yaml.SequenceNode) else []
+
+
+def _own_size(node: yaml.Node) -> int:
+    return 1 + (len(node.value) // 32 if isinstance(node, yaml.ScalarNode) else 0)
+
+
+def _line(node: yaml.Node) -> int:
+    return int(node.start_mark.line) + 1
+
+
+def _take_out_bad_keys(node: yaml.MappingNode) -> Iterator[Mistake]:
     seen: dict[str, int] = {}
-    for key in keys:
-        line = key.start_mark.line + 1
+    good = []
+    for key, value in node.value:
+        line = _line(key)
         if key.tag == _MERGE:
-            continue
-        if key.tag != _TEXT:
+            good.append((key, value))
+        elif key.tag != _TEXT:
             quoted = f": write {key.value!r:.60} in quotes" if isinstance(key, yaml.ScalarNode) else ""
             yield Mistake(line, f"a key must be a text{quoted}")
         elif key.value in seen:
             yield Mistake(line, f"{key.value!r:.80} is there twice, first on line {seen[key.value]}")
         else:
             seen[key.value] = line
+            good.append((key, value))
+    node.value = good
 
 
 def _explained(error: yaml.YAMLError) -> Mistake:

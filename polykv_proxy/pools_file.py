@@ -78,7 +78,7 @@ def read_pools_file(file: Path) -> list[Declared]:
     """The declared pools, each after its parent, else in the order of the file. SettingsError has a line for each mistake."""
     marked = MarkedYaml(_text(file, f"--pools {file}"))
     mistakes = list(marked.mistakes)
-    pools = {} if mistakes else _pools_of(marked, mistakes)
+    pools = {} if mistakes and marked.value is None else _pools_of(marked, mistakes)
     found = {name: _read_pool(_Place(marked, name, mistakes), file.parent, fields) for name, fields in pools.items()}
     order = _parents_first(marked, pools, mistakes)
     if mistakes:
