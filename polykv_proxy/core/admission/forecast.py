@@ -1,0 +1,190 @@
+"""What the mean would be with one session more, from what admissions did to it before.
+
+Law: pure; every figure is finite or None. A projection falls with each session that is on its way and not in the mean yet, and
+rises with the mean. What a turn's gap lends is not room: the lowest settled mean of the last 30 s counts, until somebody leaves.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+
+from polykv_proxy.core.admission.load import Load
+from polykv_proxy.core.admission.policy import Policy
+
+ALPHA = 0.3
+FRESH_S = 30.0
+"""A settled mean older than that says nothing: the scope was idle."""
+HARD_CAP = 4
+"""A window ends so many `settle_max_ms` after the admission, even when no first token came."""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The time in which an admission makes itself felt. `n_open`: the windows that were open together with it, itself included."""
+
+    req: int
+    opened_at: float
+    mean_before: float | None
+    n_open: int = 1
+    first_at: float | None = None
+    n_decoded: int = 0
+
+    def remaining_s(self, policy: Policy, now: float) -> float:
+        """Until it ends by time."""
+        by_cap = self.opened_at + HARD_CAP * policy.settle_max_s
+        return max(0.0, (by_cap if self.first_at is None else min(by_cap, self.first_at + policy.settle_max_s)) - now)
+
+    def over(self, policy: Policy, now: float) -> bool:
+        """By tokens of the admitted session, or by time."""
+        return self.n_decoded >= policy.settle_tokens or self.remaining_s(policy, now) <= 0
+
+
+@dataclass(frozen=True, slots=True)
+class Projection:
+    """The mean as it would be. `used` is what the floor is held against; `unknown`: sessions warm up and nothing tells how fast."""
+
+    model: float | None = None
+    measured: float | None = None
+    idle: bool = False
+    unknown: bool = False
+
+    @property
+    def used(self) -> float | None:
+        """The measured one where there is one."""
+        return self.model if self.measured is None else self.measured
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """Sessions that the mean does not speak of: `warming` or not seen yet, and `unsettled`, which it counts and does not show."""
+
+    warming: int = 0
+    unsettled: int = 0
+
+    @property
+    def all(self) -> int:
+        """Both."""
+        return self.warming + self.unsettled
+
+
+@dataclass(frozen=True, slots=True)
+class Basis:
+    """A mean, the sessions that it is of, and those on their way that are not in it."""
+
+    mean: float
+    n: int
+    n_pending: int
+    idle: bool = False
+
+    def model(self) -> float:
+        """With one more, all that the engine gives shared by all: the saturated knee."""
+        return self.mean * self.n / (self.n + self.n_pending + 1)
+
+    def measured(self, drop: float) -> float:
+        """With one more, at the drop that one admission made before for each that is not in the mean."""
+        return max(0.0, self.mean - drop * (self.n_pending + 1))
+
+
+class Forecast:
+    """The settle windows of one scope, and what they taught."""
+
+    def __init__(self) -> None:
+        self.drop_ewma: float | None = None
+        self.n_samples = 0
+        self._windows: dict[int, Window] = {}
+        self._settled: deque[tuple[float, float]] = deque()
+
+    # -- what comes in ------------------------------------------------------------------------------------------------
+
+    def admitted(self, req: int, load: Load, now: float) -> None:
+        """A new session starts; the mean is what it was just before."""
+        n_open = len(self._windows) + 1
+        self._windows = {key: replace(window, n_open=window.n_open + 1) for key, window in self._windows.items()}
+        self._windows[req] = Window(req, now, load.mean_active_tps, n_open)
+
+    def observe(self, policy: Policy, load: Load, now: float) -> None:
+        """One look at the engine: windows get on or end, and a settled mean is noted."""
+        for req, window in list(self._windows.items()):
+            run = load.runs.get(req)
+            if run is not None and run.n_decoded > window.n_decoded:
+                first_at = now if window.first_at is None else window.first_at
+                window = replace(window, n_decoded=run.n_decoded, first_at=first_at)  # noqa: PLW2901
+                self._windows[req] = window
+            if window.over(policy, now):
+                self._end(req, policy, load.mean_active_tps)
+        if not self._windows and load.mean_active_tps is not None:
+            self._note(load.mean_active_tps, now)
+
+    def closed(self, req: int, policy: Policy, load: Load | None) -> None:
+        """The admitted request is over, and its window with it."""
+        if req in self._windows:
+            self._end(req, policy, load.mean_active_tps if load is not None else None)
+
+    def left(self) -> None:
+        """A session is gone: means from before are no longer how it is."""
+        while len(self._settled) > 1:
+            self._settled.popleft()
+
+    def forget_means(self) -> None:
+        """The engine is another: its means are not to come."""
+        self._settled.clear()
+
+    # -- what is known ------------------------------------------------------------------------------------------------
+
+    @property
+    def settling(self) -> bool:
+        """Is the effect of an admission still awaited?"""
+        return bool(self._windows)
+
+    def n_unsettled(self, load: Load) -> int:
+        """Sessions that decode and whose effect is not in the mean yet."""
+        return sum(req in load.runs and load.runs[req].n_decoded > 0 for req in self._windows)
+
+    def remaining_s(self, policy: Policy, now: float) -> float:
+        """Until it is settled, at the latest; 0 when it is."""
+        return max((window.remaining_s(policy, now) for window in self._windows.values()), default=0.0)
+
+    def basis(self, load: Load, n_attached: int, pending: Pending, now: float) -> Basis | None:
+        """1. The mean, or the lowest settled one of late; 2. between turns of all: the settled one; 3. nothing is known."""
+        low = min((mean for at, mean in self._settled if now - at < FRESH_S), default=None)
+        if load.mean_active_tps is not None:
+            mean = load.mean_active_tps if low is None else min(low, load.mean_active_tps)
+            return Basis(mean, max(1, load.n_active - pending.unsettled), pending.all)
+        if low is not None and n_attached > 0:
+            return Basis(low, max(1, n_attached - pending.all), pending.all, idle=True)
+        return None
+
+    def project(self, basis: Basis | None, pending: Pending) -> Projection:
+        """The mean with one more."""
+        if basis is None:
+            return Projection(unknown=pending.all > 0)
+        measured = None if self.drop_ewma is None else basis.measured(self.drop_ewma)
+        return Projection(basis.model(), measured, basis.idle)
+
+    def room(self, basis: Basis | None, pending: Pending, floor: float, at_most: int) -> int:
+        """How many more keep the floor, by the projection that is used; at most one while no drop was measured."""
+        projection = self.project(basis, pending)
+        if projection.unknown or (projection.used is not None and projection.used < floor):
+            return 0
+        if self.drop_ewma is None:
+            return min(1, at_most)
+        if basis is None or self.drop_ewma <= 0:
+            return at_most
+        spare = (basis.mean - floor) / self.drop_ewma - pending.all
+        return min(at_most, max(1, int(min(spare, at_most))))
+
+    def _note(self, mean: float, now: float) -> None:
+        while self._settled and now - self._settled[0][0] >= FRESH_S:
+            self._settled.popleft()
+        while self._settled and self._settled[-1][1] >= mean:
+            self._settled.pop()
+        self._settled.append((now, mean))
+
+    def _end(self, req: int, policy: Policy, mean: float | None) -> None:
+        window = self._windows.pop(req)
+        if window.n_decoded < policy.settle_tokens or window.mean_before is None or mean is None:
+            return
+        drop = max(0.0, window.mean_before - mean) / window.n_open
+        self.drop_ewma = drop if self.drop_ewma is None else (1 - ALPHA) * self.drop_ewma + ALPHA * drop
+        self.n_samples += 1

@@ -1,0 +1,151 @@
+"""Mirrors core/admission/forecast.py."""
+
+from __future__ import annotations
+
+from math import isfinite
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from polykv_proxy.core.admission.forecast import Basis, Forecast, Pending
+from polykv_proxy.core.admission.load import Load, Run
+from polykv_proxy.core.admission.policy import Policy
+
+POLICY = Policy(10, settle_tokens=48, settle_max_ms=5000)
+
+
+def load(mean: float | None, n: int = 1, runs: dict[int, int] | None = None) -> Load:
+    return Load(mean, n, runs={req: Run(n_decoded) for req, n_decoded in (runs or {}).items()})
+
+
+def test_a_window_ends_by_the_tokens_of_the_session_that_was_admitted() -> None:
+    """Nobody else's; what the mean lost by then is the drop."""
+    made = Forecast()
+    made.admitted(7, load(30), 0)
+    made.observe(POLICY, load(30, 1, {7: 0, 3: 900}), 1)
+    assert made.settling
+    made.observe(POLICY, load(21, 2, {7: 47}), 2)
+    assert made.settling
+    made.observe(POLICY, load(20, 2, {7: 48}), 2.1)
+    assert not made.settling
+    assert made.drop_ewma == 10
+
+
+def test_the_clock_runs_from_the_first_token_and_has_a_hard_end() -> None:
+    """A long prompt is not settling time; four times the window is the end of it. Too few tokens are no sample."""
+    made = Forecast()
+    made.admitted(7, load(30), 0)
+    made.observe(POLICY, load(30, 1, {7: 0}), 14)
+    assert made.remaining_s(POLICY, 14) == 6
+    made.observe(POLICY, load(30, 1, {7: 1}), 14.5)
+    assert made.remaining_s(POLICY, 14.5) == 5
+    made.observe(POLICY, load(20, 2, {7: 20}), 19.5)
+    assert not made.settling
+    made.admitted(8, load(30), 100)
+    made.observe(POLICY, load(30, 1, {8: 0}), 120)
+    assert not made.settling
+    assert made.drop_ewma is None
+
+
+def test_a_window_ends_with_its_request() -> None:
+    """With enough tokens it is a sample, else none; to close what has no window changes nothing."""
+    made = Forecast()
+    made.admitted(7, load(30), 0)
+    made.observe(POLICY, load(25, 2, {7: 5}), 1)
+    made.closed(7, POLICY, load(25))
+    made.closed(7, POLICY, load(25))
+    assert not made.settling
+    assert made.drop_ewma is None
+
+
+def test_drops_are_averaged_and_a_rise_is_a_drop_of_zero() -> None:
+    """Each weighs 0.3; a mean that rose is nobody's merit."""
+    made = Forecast()
+    for n, (before, after) in enumerate([(30, 20), (20, 15), (15, 18)]):
+        made.admitted(n, load(before), n)
+        made.observe(POLICY, load(after, 2, {n: 48}), n + 0.5)
+    assert made.drop_ewma == pytest.approx((10 * 0.7 + 5 * 0.3) * 0.7)
+    assert made.n_samples == 3
+
+
+def test_without_a_drop_the_knee_is_projected_and_with_one_the_measure() -> None:
+    """mean·n/(n+1); the mean less the drop; each session on its way costs as much again."""
+    made = Forecast()
+    assert made.project(Basis(30, 2, 0), Pending()).used == 20
+    assert made.project(Basis(30, 2, 1), Pending(1)).used == 15
+    made.drop_ewma = 4
+    projection = made.project(Basis(30, 2, 1), Pending(1))
+    assert (projection.model, projection.measured, projection.used) == (15, 22, 22)
+
+
+def test_a_gap_between_turns_is_not_room() -> None:
+    """For 30 s the lowest settled mean counts, with all gone or only some; a session that leaves takes the past with it."""
+    made = Forecast()
+    made.observe(POLICY, load(12, 4), 0)
+    made.observe(POLICY, load(30, 1), 5)
+    assert made.basis(load(30, 1), 4, Pending(), 5) == Basis(12, 1, 0)
+    assert made.basis(load(None, 0), 4, Pending(), 6) == Basis(12, 4, 0, idle=True)
+    assert made.basis(load(None, 0), 4, Pending(), 29.9) == Basis(12, 4, 0, idle=True)
+    assert made.basis(load(None, 0), 0, Pending(), 6) is None
+    assert made.basis(load(30, 1), 4, Pending(), 31) == Basis(30, 1, 0)
+    made.observe(POLICY, load(13, 4), 40)
+    made.observe(POLICY, load(25, 2), 41)
+    made.left()
+    assert made.basis(load(25, 2), 3, Pending(), 42) == Basis(25, 2, 0)
+
+
+def test_an_old_mean_says_nothing() -> None:
+    """A scope that was idle for long has its capacity, unless sessions warm up there."""
+    made = Forecast()
+    made.observe(POLICY, load(12, 4), 0)
+    assert made.basis(load(None, 0), 4, Pending(), 30) is None
+    assert not made.project(None, Pending()).unknown
+    assert made.project(None, Pending(1)).unknown
+
+
+def test_room_is_at_most_one_until_a_drop_was_measured() -> None:
+    """Then as many as the drop leaves above the floor."""
+    made = Forecast()
+    assert made.room(None, Pending(), 10, 99) == 1
+    assert made.room(None, Pending(1), 10, 99) == 0
+    assert made.room(Basis(30, 2, 0), Pending(), 10, 99) == 1
+    assert made.room(Basis(12, 2, 0), Pending(), 10, 99) == 0
+    made.drop_ewma = 4
+    assert made.room(Basis(30, 2, 0), Pending(), 10, 99) == 5
+    assert made.room(Basis(30, 2, 1), Pending(1), 10, 99) == 4
+    assert made.room(Basis(30, 2, 0), Pending(), 10, 3) == 3
+    made.drop_ewma = 0
+    assert made.room(Basis(30, 2, 0), Pending(), 10, 99) == 99
+
+
+FIGURE = st.none() | st.floats(0, 1e6)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 5), FIGURE, st.integers(0, 200), st.floats(0, 20))), st.integers(0, 50), st.integers(0, 50)
+)
+def test_every_figure_is_finite_or_none_and_room_agrees_with_the_projection(
+    steps: list[tuple[int, float | None, int, float]], warming: int, more: int
+) -> None:
+    """After any life; and with more on their way there is never more room."""
+    made, now, n = Forecast(), 0.0, 0
+    for what, mean, tokens, took in steps:
+        now, n = now + took, n + (what == 0)
+        if what == 0:
+            made.admitted(n, load(mean), now)
+        elif what == 1:
+            made.closed(n, POLICY, load(mean))
+        elif what == 2:
+            made.left()
+        else:
+            made.observe(POLICY, load(mean, what, {n: tokens}), now)
+    seen = load(steps[-1][1] if steps else None, 3)
+    rooms = []
+    for pending in (Pending(warming), Pending(warming + more)):
+        basis = made.basis(seen, 4, pending, now)
+        projection = made.project(basis, pending)
+        assert all(value is None or isfinite(value) for value in (projection.model, projection.measured, made.drop_ewma))
+        rooms.append(made.room(basis, pending, 10.0, 1000))
+        assert (rooms[-1] > 0) is not (projection.unknown or (projection.used is not None and projection.used < 10.0))
+    assert rooms[1] <= rooms[0]
