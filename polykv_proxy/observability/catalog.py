@@ -32,6 +32,8 @@ POOL_KV_BYTES = _gauge("opencoti_polykv:pool_kv_bytes", "KV that the pool made i
 POOL_SESSIONS = _gauge("opencoti_polykv:pool_sessions", "Sessions attached to the pool.", "pool")
 POOL_HITS = _counter("opencoti_polykv:prefix_cache_hits", "Requests that took tokens from the pool.", "pool")
 POOL_QUERIES = _counter("opencoti_polykv:queries", "Requests that named the pool.", "pool")
+POOL_SAVED_TOKENS = _counter("polykv_pool_saved_prompt_tokens", "Prompt tokens that the pool saved from being computed.", "pool")
+POOL_SAVED_SECONDS = _counter("polykv_pool_saved_seconds", "Estimate of the seconds of computing that the pool saved.", "pool")
 
 # -- the model-server contract ----------------------------------------------------------------------------------------------
 

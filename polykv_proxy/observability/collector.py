@@ -75,6 +75,7 @@ class ProxyCollector(Collector):
         self._from = sources
         self._labels = PoolLabels()
         self._hits, self._queries = PoolCounter(self._labels), PoolCounter(self._labels)
+        self._saved_tokens, self._saved_s = PoolCounter(self._labels), PoolCounter(self._labels)
 
     def collect(self) -> Iterator[Metric]:
         """All families, by the sections of the catalogue."""
@@ -97,6 +98,8 @@ class ProxyCollector(Collector):
         yield catalog.POOL_HITS.each({NONE: 0, **self._hits.sums({row.pool_id: row.n_hits for row in pools})})
         asked = self._queries.sums({row.pool_id: row.n_queries for row in pools})
         yield catalog.POOL_QUERIES.each({NONE: self._from.turns.not_shared[NotShared.NO_POOL], **asked})
+        yield catalog.POOL_SAVED_TOKENS.each(self._saved_tokens.sums({row.pool_id: row.savings["n_tokens"] for row in pools}))
+        yield catalog.POOL_SAVED_SECONDS.each(self._saved_s.sums({row.pool_id: row.savings["seconds"] for row in pools}))
 
     def _server(self, server: ServerFacts) -> Iterator[Metric]:
         name = self._from.model_name()

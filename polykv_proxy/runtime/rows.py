@@ -57,7 +57,7 @@ class PoolRow:
     n_mismatches: int
     verified_ts: float | None
     verify_verdict: str | None
-    savings: Mapping[str, object]
+    savings: Mapping[str, Any]
     ttl_s: float | None
     expires_ts: float | None
     created_ts: float

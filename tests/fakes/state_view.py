@@ -10,7 +10,8 @@ from polykv_proxy.runtime.rows import PoolRow, SessionRow, StateView, Whole
 def pool(pool_id: int, **facts: object) -> PoolRow:
     """A resident pool; what is not given here is None."""
     usual = {"residency": "resident", "own_kv_bytes": 100, "pinned": False, "n_hits": 3, "n_queries": 4, "saved_bytes": 70}
-    return PoolRow(**{**dict.fromkeys(PoolRow.__slots__), **usual, "pool_id": pool_id, **facts})  # type: ignore[arg-type]
+    saved = {"savings": {"n_requests": 3, "n_tokens": 400, "seconds": 4.0, "misses": {}}}
+    return PoolRow(**{**dict.fromkeys(PoolRow.__slots__), **usual, **saved, "pool_id": pool_id, **facts})  # type: ignore[arg-type]
 
 
 def session(pool_id: int | None, tps: float | None) -> SessionRow:

@@ -199,6 +199,7 @@ async def test_counters_say_what_clients_saw(tmp_path: Path) -> None:
         assert found["polykv_saved_prompt_tokens_total"] == shared == 2 * pool["prefix_len"]
         label = f'{{pool="{pool["pool_id"]}"}}'
         assert found[f"opencoti_polykv:queries_total{label}"] == found[f"opencoti_polykv:prefix_cache_hits_total{label}"] == 2
+        assert found[f"polykv_pool_saved_prompt_tokens_total{label}"] == shared
         assert found['opencoti_polykv:queries_total{pool="none"}'] == 1
         assert found['polykv_requests_total{outcome="complete",route="completions"}'] == 3
         assert found['polykv_requests_total{outcome="engine_error",route="completions"}'] == 1

@@ -133,6 +133,8 @@ def test_requests_without_a_pool_are_under_none() -> None:
     assert samples['opencoti_polykv:queries_total{pool="none"}'] == 9
     assert samples['opencoti_polykv:queries_total{pool="1"}'] == 4
     assert samples['opencoti_polykv:prefix_cache_hits_total{pool="1"}'] == 3
+    assert samples['polykv_pool_saved_prompt_tokens_total{pool="1"}'] == 400
+    assert samples['polykv_pool_saved_seconds_total{pool="1"}'] == 4
 
 
 def test_a_thousand_pools_are_a_hundred_series(tmp_path: Path) -> None:
@@ -147,7 +149,7 @@ def test_a_thousand_pools_are_a_hundred_series(tmp_path: Path) -> None:
     page.view = replace(FULL, pools=())
     left = page.samples()
     assert left['opencoti_polykv:queries_total{pool="other"}'] == 900 * 4
-    assert len(left) - empty == 2
+    assert len(left) - empty == 4
 
 
 def test_every_outcome_is_there_before_it_occurs() -> None:
