@@ -5,7 +5,7 @@ Law: parse, call the runtime, render; no decision is made here.
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from polykv_proxy.api.context import ApiContext
@@ -31,8 +31,18 @@ def session_routes(context: ApiContext) -> APIRouter:
             raise ApiError("session_not_found", f"there is no session {session_id!r}; GET /polykv/sessions lists those there are")
         return JSONResponse({**as_json(session), "seq": view.seq, "ts": view.ts})
 
+    @router.delete("/polykv/sessions")
+    async def end_named_session(request: Request) -> Response:
+        session_id = request.query_params.get("session_id")
+        if not session_id:
+            raise ApiError("invalid_request", "say which: ?session_id=ID, or the id in the path", param="session_id")
+        return await end(session_id)
+
     @router.delete("/polykv/sessions/{session_id:path}")
     async def end_session(session_id: str) -> Response:
+        return await end(session_id)
+
+    async def end(session_id: str) -> Response:
         ended = await runtime.end_session(session_id)
         return JSONResponse(
             {"session_id": session_id, "ended": True, "cancelled": ended.cancelled, "cells_freed": ended.cells_freed}

@@ -222,3 +222,19 @@ async def test_unknown_paths_and_methods_are_openai_shaped(tmp_path: Path) -> No
         assert (missing.status_code, missing.json()["error"]["code"]) == (404, "not_found")
         wrong = await proxy.api.put("/polykv/pools")
         assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+
+
+@pytest.mark.parametrize("session_id", [".", "..", "a/../b", "a b?c&d#e%2F", "plain"])
+async def test_every_session_can_be_ended_by_its_id_in_the_query(tmp_path: Path, session_id: str) -> None:
+    """Whatever a client's path rules do to its id; without an id the answer says how."""
+    async with rig(tmp_path) as proxy:
+        await proxy.call("/completion", {"prompt": SYSTEM, "session_id": session_id})
+        await proxy.settle()
+        reply = await proxy.api.delete("/polykv/sessions", params={"session_id": session_id})
+        assert (reply.status_code, reply.json()["session_id"], reply.json()["ended"]) == (200, session_id, True)
+        assert (await proxy.api.get("/polykv/sessions")).json()["sessions"] == []
+        unknown = await proxy.api.delete("/polykv/sessions", params={"session_id": session_id})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "session_not_found")
+        for query in ("", "?session_id="):
+            error = (await proxy.api.delete(f"/polykv/sessions{query}")).json()["error"]
+            assert (error["code"], error["param"]) == ("invalid_request", "session_id")

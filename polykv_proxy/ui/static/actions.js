@@ -50,7 +50,7 @@ export class Actions {
             "End it",
             true,
             async () => {
-              const ended = await this.#api.send("DELETE", `sessions/${encodeURIComponent(session.session_id)}`);
+              const ended = await this.#api.send("DELETE", `sessions?session_id=${encodeURIComponent(session.session_id)}`);
               return `Session ${name} has ended; ${plural(ended.cells_freed, "cell")} freed.`;
             },
           ),
