@@ -181,6 +181,13 @@ class Lifetime:
         fresh = spared or (pool.detached_ts is not None and now - pool.detached_ts < self._ledger.limits.pool_grace_s)
         return Keep.GRACE if fresh and keep in {None, Keep.CHILDREN} else keep
 
+    def grace_left_s(self, now: float) -> float | None:
+        """Seconds until the first pool may leave that nothing keeps but its last user having left just now; None without one."""
+        uses, grace = Uses(self._ledger), self._ledger.limits.pool_grace_s
+        resident = [pool for pool in self._tree if pool.residency is Residency.RESIDENT and uses.keep(pool) is None]
+        left = [grace - (now - pool.detached_ts) for pool in resident if pool.detached_ts is not None]
+        return min((seconds for seconds in left if seconds > 0), default=None)
+
     def leaving(self, now: float, *, n_ids: int = 0, n_cells: int = 0, spare: Set[int] = frozenset()) -> list[int]:
         """The idle pools that would be evicted for that, leaf first."""
         return [candidate.pool_id for candidate in choose(self.candidates(now, spare), n_ids=n_ids, n_cells=n_cells)]

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 from polykv_proxy.core.boots import MODEL_CHANGED, Boots
 from polykv_proxy.core.ledger import Placement
+from polykv_proxy.core.lifetime import Lifetime
 from polykv_proxy.core.pools import Pool, PoolTree, Residency, with_tokens
 from polykv_proxy.core.prefix import Tokens, as_tokens, hash_prefix
 from polykv_proxy.core.tally import Rebuilt
@@ -279,7 +280,9 @@ class PoolService:
         return Made(pool.pool_id, status, json.dumps(self._show(pool, state), separators=(",", ":")))
 
     def _answer(self, error: Exception) -> ApiError:
-        return api_error(error, self._hub.hello, n_resident=sum(pool.seq is not None for pool in self._tree))
+        n_resident = sum(pool.seq is not None for pool in self._tree)
+        grace_left_s = Lifetime(self._hub.ledger).grace_left_s(self._hub.clock.wall())
+        return api_error(error, self._hub.hello, n_resident=n_resident, grace_left_s=grace_left_s)
 
     def _discard(self, pool_id: int, reason: str | None = None, *, lasting: bool = False) -> None:
         self._unmade.discard(pool_id, self._hub.clock.wall(), reason, lasting=lasting)

@@ -153,6 +153,23 @@ async def test_idle_pools_make_room_for_new_ones(tmp_path: Path) -> None:
         assert (await residencies(proxy))[5] == "evicted"
 
 
+async def test_an_idle_leaf_goes_at_once_and_one_just_left_says_when(tmp_path: Path) -> None:
+    """Being young keeps no pool, in the same instant neither; the grace after a use does, and the refusal says how long to wait."""
+    async with rig(tmp_path, FakeEngine(max_pools=1), limits=LedgerLimits(pool_grace_s=30.0)) as proxy:
+        for n in range(3):
+            await proxy.pool(tokens=[n, 7])
+        assert await residencies(proxy) == {1: "evicted", 2: "evicted", 3: "resident"}
+        await use(proxy, 3, [2, 7, 1])
+        proxy.clock.now += 12.5
+        full = await proxy.api.post("/polykv/pools", json={"tokens": [9, 9]})
+        assert (full.status_code, full.headers["retry-after"]) == (429, "18")
+        assert "wait 18 s (--pool-grace-s after the last use of one)" in full.json()["error"]["message"]
+        proxy.clock.now += 18
+        await verb(proxy, (await proxy.pool(tokens=[9, 9]))["pool_id"], "pin")
+        full = await proxy.api.post("/polykv/pools", json={"tokens": [8, 8]})
+        assert (full.headers["retry-after"], "wait" in full.json()["error"]["message"]) == ("5", False)
+
+
 async def test_a_lease_ends_by_itself(tmp_path: Path) -> None:
     """After its lease a pin no longer holds; without a lease only the admin key pins, and it holds."""
     async with rig(tmp_path, FakeEngine(max_pools=1), keys=Keys(frozenset({"k"}), "boss")) as proxy:
