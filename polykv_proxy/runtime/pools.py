@@ -14,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
-from polykv_proxy.core.boots import MODEL_CHANGED, Boots
+from polykv_proxy.core.boots import Boots
 from polykv_proxy.core.ledger import Placement
 from polykv_proxy.core.lifetime import Lifetime
 from polykv_proxy.core.pools import Pool, PoolTree, Residency, with_tokens
@@ -30,6 +30,7 @@ from polykv_proxy.runtime.flight import Flight
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.idempotency import IdempotencyDesk, Ticket
 from polykv_proxy.runtime.journal import Reply
+from polykv_proxy.runtime.names import Names
 from polykv_proxy.runtime.orders import Made, PoolFlight, PoolSpec, Step
 from polykv_proxy.runtime.prefixes import check_tokens
 from polykv_proxy.runtime.turns import LAST_TURN, LastTurns
@@ -50,6 +51,7 @@ class PoolService:
         self._flights: dict[int, PoolFlight] = {}
         self._builder = Builder(hub, vault, self.bring)
         self._unmade = Unmade(hub.ledger)
+        self._names = Names(hub.ledger, self._release_unwanted)
         self.maker = self._builder.maker
         self.drafts = Drafts(hub, self.find, self.flight)
         self.turns = LastTurns(hub.client)
@@ -96,36 +98,14 @@ class PoolService:
             raise ApiError("pools_unsupported", f"this engine cannot hold pools: {why}")
         try:
             tokens = await self.drafts.tokens_of(spec)
+            await self._names.vacate(spec.name)
             spec = await self.drafts.branched(spec, tokens)
-            existing = self._existing(spec.name, tokens)
+            existing = self._names.holder(spec.name, tokens)
             if existing is not None:
                 return await self._again(existing, ticket)
             return await self._make(self._enter(spec, tokens, hello), spec, ticket, flight)
         except (EngineError, JournalError) as error:
             raise self._answer(error) from error
-
-    def _existing(self, name: str | None, tokens: Tokens | None) -> Pool | None:
-        """The pool that has this name and prefix already. ApiError 409 when the name stands for another prefix."""
-        pool = self._tree.named(name) if name is not None else None
-        if pool is None or tokens is None:
-            return None
-        if pool.residency is Residency.RELEASING:
-            raise ApiError("pool_releasing", f"pool {name!r} is being released; try again when it is gone", param="name")
-        unused = not self._hub.ledger.books.of_pool(pool.pool_id) and not self._tree.children(pool.pool_id)
-        if pool.unmade:
-            self._unmade.make_way(pool)
-            return None
-        if pool.residency is Residency.FAILED and pool.reason != MODEL_CHANGED and unused:
-            self._tree.remove(pool.pool_id)
-            return None
-        if pool.residency is not Residency.FAILED and pool.tokens.size == tokens.size and bool((pool.tokens == tokens).all()):
-            return pool
-        raise ApiError(
-            "name_taken",
-            f"the name {name!r} belongs to pool {pool.pool_id} with another prefix; release it first or choose another name",
-            param="name",
-            extra={"pool_id": pool.pool_id, "prefix_hash": pool.hashed.hex},
-        )
 
     async def _again(self, pool: Pool, ticket: Ticket | None) -> Made:
         await self.bring(pool.pool_id)
@@ -197,7 +177,7 @@ class PoolService:
         check_tokens(tokens, self._hub.require_engine(), spec.source)
         branch_pos = await self.drafts.branch_of(spec, tokens)
         nearest = self.drafts.nearest(tokens)
-        name = spec.name if self._existing(spec.name, tokens) is None else None
+        name = spec.name if self._names.holder(spec.name, tokens) is None else None
         draft = replace(with_tokens(pool, tokens), branch_pos=branch_pos, name=name, source=LAST_TURN)
         if self._tree.get(pool.pool_id) is not None:
             self._tree.put(draft)
@@ -248,7 +228,7 @@ class PoolService:
         if tokens is None:
             raise ApiError("engine_protocol", "the engine sent a snapshot without its tokens")
         branch_pos = await self.drafts.branch_of(spec, tokens)
-        existing = self._existing(spec.name, tokens)
+        existing = self._names.holder(spec.name, tokens)
         pool = self._tree.get(pool_id)
         if existing is None and pool is not None:
             self._tree.put(replace(pool, name=spec.name, branch_pos=branch_pos))
@@ -274,7 +254,10 @@ class PoolService:
 
     async def _release_landed(self, task: asyncio.Future[Made]) -> None:
         with contextlib.suppress(ApiError, EngineError, JournalError):
-            await self.on_unwanted((await task).pool_id)
+            await self._release_unwanted((await task).pool_id)
+
+    async def _release_unwanted(self, pool_id: int) -> None:
+        await self.on_unwanted(pool_id)
 
     def _made(self, pool: Pool, status: int, state: wire.State | None) -> Made:
         return Made(pool.pool_id, status, json.dumps(self._show(pool, state), separators=(",", ":")))

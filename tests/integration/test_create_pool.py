@@ -11,9 +11,10 @@ from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext
 from polykv_proxy.core.boots import Boots
 from polykv_proxy.core.ledger import LedgerLimits
+from polykv_proxy.core.quarantine import Quarantine
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_records import EngineFaultError
-from tests.integration.rig import listening, rig
+from tests.integration.rig import listening, rig, served
 
 SYSTEM = "You are a careful agent with many tools and a long memory"
 TURNS = [{"role": "system", "content": SYSTEM}]
@@ -161,6 +162,18 @@ async def test_a_pool_that_was_promised_and_failed_says_so(tmp_path: Path) -> No
         proxy.engine.fail_next("prefill", EngineFaultError(500, "server_error", "it broke"))
         assert (await proxy.api.post("/polykv/pools", json={"prompt": "x y z"})).status_code == 502
         assert [pool["pool_id"] for pool in (await proxy.api.get("/polykv/pools")).json()["pools"]] == [2]
+
+
+async def test_a_pool_that_failed_its_checks_gives_its_name_away(tmp_path: Path) -> None:
+    """The next create of that name makes a new pool, and the old one is gone from the journal too."""
+    async with served(FakeEngine(), tmp_path) as server:
+        async with rig(tmp_path, server=server, state_dir=tmp_path / "state") as proxy:
+            await proxy.pool(prompt=SYSTEM, name="p")
+            condemned = Quarantine(proxy.runtime.hub.ledger).give_up(1, "it failed a check twice")
+            await proxy.runtime.hub.run(condemned.commands)
+            assert (await proxy.pool(prompt=SYSTEM, name="p"))["pool_id"] == 2
+        async with rig(tmp_path, server=server, state_dir=tmp_path / "state") as proxy:
+            assert [pool["pool_id"] for pool in (await proxy.api.get("/polykv/pools")).json()["pools"]] == [2]
 
 
 async def test_stream_1_shows_progress_and_ends_with_done(tmp_path: Path) -> None:
