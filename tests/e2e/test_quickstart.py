@@ -54,6 +54,20 @@ def taken_port() -> Iterator[int]:
         yield holder.getsockname()[1]
 
 
+def hears_ctrl_c() -> None:
+    """A shell's background jobs ignore it, and so do their children."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def ends(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Whatever happens within."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 def run(command: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
 
@@ -103,14 +117,18 @@ def test_serving_ends_with_all_its_processes(
     command: list[str], environment: dict[str, str], free_port: int, stop: signal.Signals, code: int
 ) -> None:
     """Ctrl-C in the foreground, and a termination from outside, leave neither proxy nor engine."""
-    with subprocess.Popen(
-        [*command, "--port", str(free_port)],
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    ) as tour:
+    with (
+        subprocess.Popen(
+            [*command, "--port", str(free_port)],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            preexec_fn=hears_ctrl_c,
+        ) as tour,
+        ends(tour),
+    ):
         assert tour.stdout is not None
         assert any("Serving on" in line for line in tour.stdout)
         family = psutil.Process(tour.pid).children(recursive=True)
