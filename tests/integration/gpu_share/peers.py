@@ -1,0 +1,90 @@
+"""Peers without an engine, in processes of their own: `tests/cpp/gpu_share_driver.cpp`."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests import native
+
+SHM = Path("/dev/shm")
+_numbers = itertools.count()
+
+
+def driver(sanitizer: str = "none") -> Path:
+    sources = [*sorted(native.OURS.glob("gpu-share-[!p]*.cpp")), native.CPP / "gpu_share_driver.cpp"]
+    return native.program("gpu_share_driver", sources, sanitizer)
+
+
+@contextmanager
+def new_key() -> Iterator[str]:
+    """A key that nobody else uses; its segment is removed in the end."""
+    key = f"test-{os.getpid()}-{next(_numbers)}"
+    try:
+        yield key
+    finally:
+        segment(key).unlink(missing_ok=True)
+
+
+def segment(key: str) -> Path:
+    return SHM / f"opencoti-gpu-{key}"
+
+
+class Peer:
+    """One process of the driver."""
+
+    def __init__(self, program: Path, verb: str, key: str, *words: str) -> None:
+        self.process = subprocess.Popen([program, verb, key, *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def heard(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        print(line, file=self.process.stdin, flush=True)
+
+    def ask(self, line: str) -> str:
+        self.say(line)
+        return self.heard()
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.kill()
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait()
+
+
+@contextmanager
+def company(program: Path) -> Iterator[Company]:
+    """Peers that are killed in the end, whatever happened."""
+    made = Company(program)
+    try:
+        yield made
+    finally:
+        for peer in made.peers:
+            peer.close()
+
+
+class Company:
+    """Makes peers and remembers them."""
+
+    def __init__(self, program: Path) -> None:
+        self.program, self.peers = program, list[Peer]()
+
+    def start(self, verb: str, key: str, *words: str) -> Peer:
+        self.peers.append(Peer(self.program, verb, key, *words))
+        return self.peers[-1]
+
+    def join(self, key: str, *words: str) -> Peer:
+        """One that has joined."""
+        peer = self.start("join", key, *words)
+        said = peer.heard()
+        assert said.startswith("joined "), said
+        return peer
