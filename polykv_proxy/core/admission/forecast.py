@@ -1,31 +1,39 @@
 """What the mean would be with one session more, from what admissions did to it before.
 
 Law: pure; every figure is finite or None. A projection falls with each session that is on its way and not in the mean yet, and
-rises with the mean. What a turn's gap lends is not room: the lowest settled mean of the last 30 s counts, until somebody leaves.
+rises with the mean. What turns lend each other in their gaps is not room: the mean that was not reached in a quarter of the last
+minute counts, if it is lower than that of this moment (ADR 13).
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from polykv_proxy.core.admission.load import Load
 from polykv_proxy.core.admission.policy import Policy
 
 ALPHA = 0.3
+MEMORY_S = 60.0
+QUARTER = 0.25
+SPACING_S = 0.25
+"""Settled means are kept so long and no closer; a quarter of them may be below what counts."""
 FRESH_S = 30.0
-"""A settled mean older than that says nothing: the scope was idle."""
+"""With nobody decoding: when the last settled mean is older than that, the scope was idle, and has its capacity."""
 HARD_CAP = 4
 """A window ends so many `settle_max_ms` after the admission, even when no first token came."""
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The time in which an admission makes itself felt. `n_open`: the windows that were open together with it, itself included."""
+    """The time in which an admission makes itself felt. `n_before` sessions made the mean before it; `n_open` windows were open
+    together with it, itself included.
+    """
 
-    req: int
     opened_at: float
     mean_before: float | None
+    n_before: int = 1
     n_open: int = 1
     first_at: float | None = None
     n_decoded: int = 0
@@ -94,6 +102,8 @@ class Forecast:
         self.n_samples = 0
         self._windows: dict[int, Window] = {}
         self._settled: deque[tuple[float, float]] = deque()
+        self._low: float | None = None
+        """What a quarter of the settled means is below."""
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -101,7 +111,7 @@ class Forecast:
         """A new session starts; the mean is what it was just before."""
         n_open = len(self._windows) + 1
         self._windows = {key: replace(window, n_open=window.n_open + 1) for key, window in self._windows.items()}
-        self._windows[req] = Window(req, now, load.mean_active_tps, n_open)
+        self._windows[req] = Window(now, load.mean_active_tps, max(1, load.n_active), n_open)
 
     def observe(self, policy: Policy, load: Load, now: float) -> None:
         """One look at the engine: windows get on or end, and a settled mean is noted."""
@@ -122,13 +132,15 @@ class Forecast:
             self._end(req, policy, load.mean_active_tps if load is not None else None)
 
     def left(self) -> None:
-        """A session is gone: means from before are no longer how it is."""
-        while len(self._settled) > 1:
-            self._settled.popleft()
+        """A session is gone: means of before become what they would be without it; where nobody knows, they are forgotten."""
+        if self.drop_ewma is None:
+            self.forget_means()
+        else:
+            self._shift(1, 1.0)
 
     def forget_means(self) -> None:
         """The engine is another: its means are not to come."""
-        self._settled.clear()
+        self._keep(())
 
     # -- what is known ------------------------------------------------------------------------------------------------
 
@@ -146,12 +158,13 @@ class Forecast:
         return max((window.remaining_s(policy, now) for window in self._windows.values()), default=0.0)
 
     def basis(self, load: Load, n_attached: int, pending: Pending, now: float) -> Basis | None:
-        """1. The mean, or the lowest settled one of late; 2. between turns of all: the settled one; 3. nothing is known."""
-        low = min((mean for at, mean in self._settled if now - at < FRESH_S), default=None)
+        """1. The mean, or what it fell below in a quarter of the time; 2. between turns of all: the latter; 3. nothing is known."""
+        age = now - self._settled[-1][0] if self._settled else MEMORY_S
+        low = self._low if age < MEMORY_S else None
         if load.mean_active_tps is not None:
             mean = load.mean_active_tps if low is None else min(low, load.mean_active_tps)
             return Basis(mean, max(1, load.n_active - pending.unsettled), pending.all)
-        if low is not None and n_attached > 0:
+        if low is not None and n_attached > 0 and age < FRESH_S:
             return Basis(low, max(1, n_attached - pending.all), pending.all, idle=True)
         return None
 
@@ -175,16 +188,28 @@ class Forecast:
         return min(at_most, max(1, int(min(spare, at_most))))
 
     def _note(self, mean: float, now: float) -> None:
-        while self._settled and now - self._settled[0][0] >= FRESH_S:
+        while self._settled and now - self._settled[0][0] >= MEMORY_S:
             self._settled.popleft()
-        while self._settled and self._settled[-1][1] >= mean:
-            self._settled.pop()
-        self._settled.append((now, mean))
+        if not self._settled or now - self._settled[-1][0] >= SPACING_S:
+            self._keep((*self._settled, (now, mean)))
+
+    def _keep(self, settled: Iterable[tuple[float, float]]) -> None:
+        self._settled = deque(settled)
+        means = sorted(mean for _, mean in self._settled)
+        self._low = means[int(QUARTER * len(means))] if means else None
+
+    def _shift(self, sign: int, by_model: float) -> None:
+        """By the measured drop, up or down; else by the model."""
+        drop = self.drop_ewma
+        after = (max(0.0, mean + sign * drop) if drop is not None else mean * by_model for _, mean in self._settled)
+        self._keep(zip([at for at, _ in self._settled], after, strict=True))
 
     def _end(self, req: int, policy: Policy, mean: float | None) -> None:
+        """Fold the drop; and means of before become what they would have been with the session, if it ever decoded."""
         window = self._windows.pop(req)
-        if window.n_decoded < policy.settle_tokens or window.mean_before is None or mean is None:
-            return
-        drop = max(0.0, window.mean_before - mean) / window.n_open
-        self.drop_ewma = drop if self.drop_ewma is None else (1 - ALPHA) * self.drop_ewma + ALPHA * drop
-        self.n_samples += 1
+        if window.n_decoded >= policy.settle_tokens and window.mean_before is not None and mean is not None:
+            drop = max(0.0, window.mean_before - mean) / window.n_open
+            self.drop_ewma = drop if self.drop_ewma is None else (1 - ALPHA) * self.drop_ewma + ALPHA * drop
+            self.n_samples += 1
+        if window.n_decoded > 0:
+            self._shift(-1, window.n_before / (window.n_before + 1))

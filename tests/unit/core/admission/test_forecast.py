@@ -79,20 +79,47 @@ def test_without_a_drop_the_knee_is_projected_and_with_one_the_measure() -> None
     assert (projection.model, projection.measured, projection.used) == (15, 22, 22)
 
 
+def told(made: Forecast, *means: float, since: float = 0.0) -> float:
+    """One settled mean a second; when the last was."""
+    for n, mean in enumerate(means):
+        made.observe(POLICY, load(mean, 4), since + n)
+    return since + len(means) - 1
+
+
 def test_a_gap_between_turns_is_not_room() -> None:
-    """For 30 s the lowest settled mean counts, with all gone or only some; a session that leaves takes the past with it."""
+    """What the mean fell below in a quarter of the last minute counts, with all gone or only some; never more than the mean is."""
     made = Forecast()
-    made.observe(POLICY, load(12, 4), 0)
-    made.observe(POLICY, load(30, 1), 5)
-    assert made.basis(load(30, 1), 4, Pending(), 5) == Basis(12, 1, 0)
-    assert made.basis(load(None, 0), 4, Pending(), 6) == Basis(12, 4, 0, idle=True)
-    assert made.basis(load(None, 0), 4, Pending(), 29.9) == Basis(12, 4, 0, idle=True)
-    assert made.basis(load(None, 0), 0, Pending(), 6) is None
-    assert made.basis(load(30, 1), 4, Pending(), 31) == Basis(30, 1, 0)
-    made.observe(POLICY, load(13, 4), 40)
-    made.observe(POLICY, load(25, 2), 41)
+    now = told(made, 12, 12, 12, *10 * [30])
+    assert made.basis(load(30, 1), 4, Pending(), now) == Basis(30, 1, 0)
+    now = told(made, 12, since=now + 1)
+    assert made.basis(load(30, 1), 4, Pending(), now) == Basis(12, 1, 0)
+    assert made.basis(load(11, 1), 4, Pending(), now) == Basis(11, 1, 0)
+    assert made.basis(load(None, 0), 4, Pending(), now + 29) == Basis(12, 4, 0, idle=True)
+    assert made.basis(load(None, 0), 0, Pending(), now) is None
+    assert made.basis(load(30, 1), 4, Pending(), now + 60) == Basis(30, 1, 0)
+
+
+def test_what_was_before_an_admission_counts_as_it_would_be_with_it() -> None:
+    """By the measured drop, and back when somebody leaves; without a measure by the model, and then it is forgotten."""
+    made = Forecast()
+    now = told(made, 20, 20)
+    made.admitted(7, load(20, 3), now)
+    made.closed(7, POLICY, load(20))
+    assert made.basis(load(40), 4, Pending(), now) == Basis(20, 1, 0)
+    made.admitted(8, load(20, 3), now)
+    made.observe(POLICY, load(None, 0, {8: 5}), now)
+    made.closed(8, POLICY, load(20))
+    assert made.basis(load(40), 4, Pending(), now) == Basis(15, 1, 0)
     made.left()
-    assert made.basis(load(25, 2), 3, Pending(), 42) == Basis(25, 2, 0)
+    assert made.basis(load(40), 4, Pending(), now) == Basis(40, 1, 0)
+    now = told(made, 20, 20, since=now + 1)
+    made.drop_ewma = 4
+    made.admitted(9, load(20, 3), now)
+    made.observe(POLICY, load(None, 0, {9: 5}), now)
+    made.closed(9, POLICY, load(20))
+    assert made.basis(load(40), 4, Pending(), now) == Basis(16, 1, 0)
+    made.left()
+    assert made.basis(load(40), 4, Pending(), now) == Basis(20, 1, 0)
 
 
 def test_an_old_mean_says_nothing() -> None:
