@@ -92,7 +92,8 @@ class FakeEngineServer:
     def _app(self) -> Starlette:
         post = [Route(path, self._complete, methods=["POST"]) for path in COMPLETIONS]
         post += [Route(path, self._chat, methods=["POST"]) for path in CHATS]
-        post.append(Route("/detokenize", self._detokenize, methods=["POST"]))
+        texts = {"/detokenize": self._detokenize, "/tokenize": self._tokenize, "/apply-template": self._template}
+        post += [Route(path, page, methods=["POST"]) for path, page in texts.items()]
         verbs = [
             Route("/_polykv/v1/hello", self._hello),
             Route("/_polykv/v1/state", self._state),
@@ -195,6 +196,14 @@ class FakeEngineServer:
 
     async def _detokenize(self, request: Request) -> Response:
         return JSONResponse({"content": self.engine.tokenizer.decode((await request.json())["tokens"])})
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = await request.json()
+        return JSONResponse({"tokens": self.engine.tokenizer.encode(body["content"], bos=body.get("add_special", False))})
+
+    async def _template(self, request: Request) -> Response:
+        body = await request.json()
+        return JSONResponse({"prompt": render(body["messages"], body.get("tools"), body.get("chat_template_kwargs") or {})})
 
     async def _body(self, request: Request) -> dict:
         raw = await request.body()

@@ -1,0 +1,78 @@
+"""LangGraph on shared KV pools: a chat model, pool tools, a capacity gate, compaction and middleware for a polykv-proxy.
+
+Law: importing the package imports nothing of LangChain; each name is loaded when it is first used, so that the clients alone cost
+nothing else. Names of the `agents` extra say so when it is missing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from opencoti_langgraph._version import __version__
+
+if TYPE_CHECKING:
+    from opencoti_langgraph.async_client import AsyncPoolClient
+    from opencoti_langgraph.client import PoolClient
+    from opencoti_langgraph.compacting import Refork
+    from opencoti_langgraph.errors import (
+        ContextExceededError,
+        GateClosedError,
+        OpencotiError,
+        PoolApiError,
+        PoolConflictError,
+        PoolNotFoundError,
+        PoolSaturatedError,
+        PoolUnavailableError,
+        PoolUnsupportedError,
+        ProxyUnreachableError,
+        SessionNotFoundError,
+    )
+
+_NAMES = {
+    "async_client": ("AsyncPoolClient",),
+    "client": ("PoolClient",),
+    "compacting": ("Refork",),
+    "errors": (
+        "ContextExceededError",
+        "GateClosedError",
+        "OpencotiError",
+        "PoolApiError",
+        "PoolConflictError",
+        "PoolNotFoundError",
+        "PoolSaturatedError",
+        "PoolUnavailableError",
+        "PoolUnsupportedError",
+        "ProxyUnreachableError",
+        "SessionNotFoundError",
+    ),
+}
+_HOMES = {name: module for module, names in _NAMES.items() for name in names}
+
+__all__ = [
+    "__version__",
+    "AsyncPoolClient",
+    "ContextExceededError",
+    "GateClosedError",
+    "OpencotiError",
+    "PoolApiError",
+    "PoolClient",
+    "PoolConflictError",
+    "PoolNotFoundError",
+    "PoolSaturatedError",
+    "PoolUnavailableError",
+    "PoolUnsupportedError",
+    "ProxyUnreachableError",
+    "Refork",
+    "SessionNotFoundError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:  # AttributeError: what `from … import` and `hasattr` expect
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
