@@ -1,7 +1,7 @@
 """What the mean would be with one session more, from what admissions did to it before.
 
 Law: pure; every figure is finite or None. A projection falls with each session that is on its way and not in the mean yet, and
-rises with the mean. What turns lend each other in their gaps is not room: the mean that was not reached in a quarter of the last
+rises with the mean. What turns lend each other in their gaps is not room: what the mean was below in a fifth of the last
 minute counts, if it is lower than that of this moment (ADR 13).
 """
 
@@ -13,14 +13,17 @@ from dataclasses import dataclass, replace
 
 from polykv_proxy.core.admission.load import Load
 from polykv_proxy.core.admission.policy import Policy
+from polykv_proxy.core.pace import WINDOW_S
 
 ALPHA = 0.3
 MEMORY_S = 60.0
-QUARTER = 0.25
+LOW = 0.2
 SPACING_S = 0.25
-"""Settled means are kept so long and no closer; a quarter of them may be below what counts."""
+"""Settled means are kept so long and no closer; a fifth of them may be below what counts."""
 FRESH_S = 30.0
 """With nobody decoding: when the last settled mean is older than that, the scope was idle, and has its capacity."""
+GONE_S = 5 * WINDOW_S
+"""After that time the paces, averages of the last seconds, no longer speak of somebody who left."""
 HARD_CAP = 4
 """A window ends so many `settle_max_ms` after the admission, even when no first token came."""
 
@@ -28,13 +31,14 @@ HARD_CAP = 4
 @dataclass(frozen=True, slots=True)
 class Window:
     """The time in which an admission makes itself felt. `n_before` sessions made the mean before it; `n_open` windows were open
-    together with it, itself included.
+    together with it, itself included. `clean`: nobody left shortly before it, or in it.
     """
 
     opened_at: float
     mean_before: float | None
     n_before: int = 1
     n_open: int = 1
+    clean: bool = True
     first_at: float | None = None
     n_decoded: int = 0
 
@@ -65,15 +69,24 @@ class Projection:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Sessions that the mean does not speak of: `warming` or not seen yet, and `unsettled`, which it counts and does not show."""
+    """Sessions that the mean does not speak of: `warming` or not seen yet, and `unsettled`, which it counts and does not show.
+
+    `paused` ones are between turns; what the mean is with them back is known as far as the last minute is.
+    """
 
     warming: int = 0
     unsettled: int = 0
+    paused: int = 0
 
     @property
     def all(self) -> int:
-        """Both."""
+        """Those on their way."""
         return self.warming + self.unsettled
+
+
+def slowed(tps: float, seconds: float) -> float:
+    """A pace, when each token takes so much longer. What takes less may at most be twice as fast: a guess stays one."""
+    return 1 / max(1 / tps + seconds, 0.5 / tps) if tps > 0 else 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,16 +95,16 @@ class Basis:
 
     mean: float
     n: int
-    n_pending: int
+    n_pending: float
     idle: bool = False
 
     def model(self) -> float:
         """With one more, all that the engine gives shared by all: the saturated knee."""
         return self.mean * self.n / (self.n + self.n_pending + 1)
 
-    def measured(self, drop: float) -> float:
-        """With one more, at the drop that one admission made before for each that is not in the mean."""
-        return max(0.0, self.mean - drop * (self.n_pending + 1))
+    def measured(self, cost_s: float) -> float:
+        """With one more, at what an admission cost each token before, for each that is not in the mean."""
+        return slowed(self.mean, cost_s * (self.n_pending + 1))
 
 
 class Forecast:
@@ -99,11 +112,15 @@ class Forecast:
 
     def __init__(self) -> None:
         self.drop_ewma: float | None = None
+        """Tokens per second that the mean lost by an admission: what people ask for."""
+        self.cost_s: float | None = None
+        """Seconds that it added to each token: what is projected from, for it is much the same at any speed (ADR 14)."""
         self.n_samples = 0
         self._windows: dict[int, Window] = {}
+        self._left_at = -GONE_S
         self._settled: deque[tuple[float, float]] = deque()
         self._low: float | None = None
-        """What a quarter of the settled means is below."""
+        """What a fifth of the settled means is below."""
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -111,7 +128,8 @@ class Forecast:
         """A new session starts; the mean is what it was just before."""
         n_open = len(self._windows) + 1
         self._windows = {key: replace(window, n_open=window.n_open + 1) for key, window in self._windows.items()}
-        self._windows[req] = Window(now, load.mean_active_tps, max(1, load.n_active), n_open)
+        clean = now - self._left_at >= GONE_S
+        self._windows[req] = Window(now, load.mean_active_tps, max(1, load.n_active), n_open, clean)
 
     def observe(self, policy: Policy, load: Load, now: float) -> None:
         """One look at the engine: windows get on or end, and a settled mean is noted."""
@@ -122,21 +140,23 @@ class Forecast:
                 window = replace(window, n_decoded=run.n_decoded, first_at=first_at)  # noqa: PLW2901
                 self._windows[req] = window
             if window.over(policy, now):
-                self._end(req, policy, load.mean_active_tps)
+                self._end(req, policy, load)
         if not self._windows and load.mean_active_tps is not None:
             self._note(load.mean_active_tps, now)
 
     def closed(self, req: int, policy: Policy, load: Load | None) -> None:
         """The admitted request is over, and its window with it."""
         if req in self._windows:
-            self._end(req, policy, load.mean_active_tps if load is not None else None)
+            self._end(req, policy, load or Load())
 
-    def left(self) -> None:
+    def left(self, now: float) -> None:
         """A session is gone: means of before become what they would be without it; where nobody knows, they are forgotten."""
-        if self.drop_ewma is None:
+        self._left_at = now
+        self._windows = {req: replace(window, clean=False) for req, window in self._windows.items()}
+        if self.cost_s is None:
             self.forget_means()
         else:
-            self._shift(1, 1.0)
+            self._shift(-1, 1.0)
 
     def forget_means(self) -> None:
         """The engine is another: its means are not to come."""
@@ -158,12 +178,13 @@ class Forecast:
         return max((window.remaining_s(policy, now) for window in self._windows.values()), default=0.0)
 
     def basis(self, load: Load, n_attached: int, pending: Pending, now: float) -> Basis | None:
-        """1. The mean, or what it fell below in a quarter of the time; 2. between turns of all: the latter; 3. nothing is known."""
+        """1. The mean, or what it was below in a fifth of the time; 2. between turns of all: the latter; 3. nothing is known."""
         age = now - self._settled[-1][0] if self._settled else MEMORY_S
         low = self._low if age < MEMORY_S else None
         if load.mean_active_tps is not None:
             mean = load.mean_active_tps if low is None else min(low, load.mean_active_tps)
-            return Basis(mean, max(1, load.n_active - pending.unsettled), pending.all)
+            unknown = max(0.0, 1 - (now - self._settled[0][0]) / MEMORY_S) if self._settled else 1.0
+            return Basis(mean, max(1, load.n_active - pending.unsettled), pending.all + unknown * pending.paused)
         if low is not None and n_attached > 0 and age < FRESH_S:
             return Basis(low, max(1, n_attached - pending.all), pending.all, idle=True)
         return None
@@ -172,7 +193,7 @@ class Forecast:
         """The mean with one more."""
         if basis is None:
             return Projection(unknown=pending.all > 0)
-        measured = None if self.drop_ewma is None else basis.measured(self.drop_ewma)
+        measured = None if self.cost_s is None else basis.measured(self.cost_s)
         return Projection(basis.model(), measured, basis.idle)
 
     def room(self, basis: Basis | None, pending: Pending, floor: float, at_most: int) -> int:
@@ -180,15 +201,15 @@ class Forecast:
         projection = self.project(basis, pending)
         if projection.unknown or (projection.used is not None and projection.used < floor):
             return 0
-        if self.drop_ewma is None:
+        if self.cost_s is None:
             return min(1, at_most)
-        if basis is None or self.drop_ewma <= 0:
+        if basis is None or self.cost_s <= 0:
             return at_most
-        spare = (basis.mean - floor) / self.drop_ewma - pending.all
+        spare = (1 / floor - 1 / basis.mean) / self.cost_s - basis.n_pending
         return min(at_most, max(1, int(min(spare, at_most))))
 
     def _note(self, mean: float, now: float) -> None:
-        while self._settled and now - self._settled[0][0] >= MEMORY_S:
+        while len(self._settled) > 1 and now - self._settled[1][0] >= MEMORY_S:
             self._settled.popleft()
         if not self._settled or now - self._settled[-1][0] >= SPACING_S:
             self._keep((*self._settled, (now, mean)))
@@ -196,20 +217,30 @@ class Forecast:
     def _keep(self, settled: Iterable[tuple[float, float]]) -> None:
         self._settled = deque(settled)
         means = sorted(mean for _, mean in self._settled)
-        self._low = means[int(QUARTER * len(means))] if means else None
+        self._low = means[int(LOW * len(means))] if means else None
 
     def _shift(self, sign: int, by_model: float) -> None:
-        """By the measured drop, up or down; else by the model."""
-        drop = self.drop_ewma
-        after = (max(0.0, mean + sign * drop) if drop is not None else mean * by_model for _, mean in self._settled)
+        """By the measured cost of a session more (1) or less (-1); else by the model."""
+        cost_s = self.cost_s
+        after = (slowed(mean, sign * cost_s) if cost_s is not None else mean * by_model for _, mean in self._settled)
         self._keep(zip([at for at, _ in self._settled], after, strict=True))
 
-    def _end(self, req: int, policy: Policy, mean: float | None) -> None:
-        """Fold the drop; and means of before become what they would have been with the session, if it ever decoded."""
-        window = self._windows.pop(req)
-        if window.n_decoded >= policy.settle_tokens and window.mean_before is not None and mean is not None:
+    def _end(self, req: int, policy: Policy, load: Load) -> None:
+        """Fold what it did; and means of before become what they would have been with the session, if it ever decoded.
+
+        Only what nobody else did counts as the cost: no other session came, paused or left.
+        """
+        window, mean = self._windows.pop(req), load.mean_active_tps
+        if window.n_decoded >= policy.settle_tokens and window.mean_before and mean:
             drop = max(0.0, window.mean_before - mean) / window.n_open
-            self.drop_ewma = drop if self.drop_ewma is None else (1 - ALPHA) * self.drop_ewma + ALPHA * drop
+            cost_s = max(0.0, 1 / mean - 1 / window.mean_before) / window.n_open
+            self.drop_ewma = _folded(self.drop_ewma, drop)
             self.n_samples += 1
-        if window.n_decoded > 0:
-            self._shift(-1, window.n_before / (window.n_before + 1))
+            if window.clean and load.n_active == window.n_before + 1:
+                self.cost_s = _folded(self.cost_s, cost_s)
+        if window.first_at is not None:
+            self._shift(1, window.n_before / (window.n_before + 1))
+
+
+def _folded(average: float | None, sample: float) -> float:
+    return sample if average is None else (1 - ALPHA) * average + ALPHA * sample

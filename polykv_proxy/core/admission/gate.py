@@ -125,7 +125,7 @@ class Gate:
             self.outlook.forecasts[booked.scope].closed(req, policy, self._load)
         if booked.open_ended and n_decoded is not None:
             self.outlook.answers[booked.pool_id or DEFAULT_SCOPE].note(n_decoded // booked.need.n_slots)
-        self._left(self.outlook.attached.closed(booked.session, req), now)
+        self._left(self.outlook.attached.closed(booked.session, req, now), now)
         return None
 
     # -- sessions, policies, the engine -------------------------------------------------------------------------------
@@ -293,7 +293,7 @@ class Gate:
         self.turnover.left(now)
         ruling = self.outlook.policies.ruling(departed.pool_id)
         if ruling is not None:
-            self.outlook.forecasts[ruling.scope].left()
+            self.outlook.forecasts[ruling.scope].left(now)
 
 
 def _settled(waiting: Waiting, gated: Policy | None, now: float) -> bool:

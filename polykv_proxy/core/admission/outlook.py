@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from polykv_proxy.core.admission import arms
 from polykv_proxy.core.admission.arms import Scope, Taken
-from polykv_proxy.core.admission.forecast import Basis, Forecast, Pending
+from polykv_proxy.core.admission.forecast import FRESH_S, Basis, Forecast, Pending
 from polykv_proxy.core.admission.line import Ask
 from polykv_proxy.core.admission.load import Load
 from polykv_proxy.core.admission.policy import DEFAULT_SCOPE, Policies, Ruling
@@ -47,6 +47,7 @@ class Outlook:
         pending = Pending(
             load.n_warming + self.reservations.unseen(load),
             sum(forecast.n_unsettled(load) for forecast in self.forecasts.values()),
+            self.attached.paused(now - FRESH_S),
         )
         forecast = self.forecasts[ruling.scope] if ruling is not None else Forecast()
         n_attached = self.n_attached(ruling, ask.pool_id)

@@ -33,6 +33,7 @@ class Attachments:
     def __init__(self) -> None:
         self._of: dict[str | int, Attached] = {}
         self._per_pool: Counter[int | None] = Counter()
+        self._paused: dict[str | int, float] = {}
 
     def __len__(self) -> int:
         return len(self._of)
@@ -45,9 +46,18 @@ class Attachments:
         """Sessions of each pool; None: of no pool."""
         return self._per_pool
 
+    def paused(self, since: float) -> int:
+        """Sessions whose last request ended then or later: between turns, and back any moment."""
+        for key, at in list(self._paused.items()):
+            if at >= since:
+                break
+            del self._paused[key]
+        return len(self._paused)
+
     def begin(self, session: str | None, req: int, pool_id: int | None) -> None:
         """A request was admitted."""
         key = req if session is None else session
+        self._paused.pop(key, None)
         one = self._of.get(key)
         if one is None:
             self._of[key] = Attached(pool_id, confirmed=False, reqs={req})
@@ -69,17 +79,20 @@ class Attachments:
         """The ledger no longer has it; None when nobody had."""
         return self._drop(session)
 
-    def closed(self, session: str | None, req: int) -> Departed | None:
+    def closed(self, session: str | None, req: int, now: float) -> Departed | None:
         """A request is over; None when its session stays."""
         key = req if session is None else session
         one = self._of.get(key)
         if one is None:
             return None
         one.reqs.discard(req)
+        if not one.reqs and one.confirmed:
+            self._paused[key] = now
         return None if one.confirmed or one.reqs else self._drop(key)
 
     def _drop(self, key: str | int) -> Departed | None:
         one = self._of.pop(key, None)
+        self._paused.pop(key, None)
         if one is None:
             return None
         self._uncount(one.pool_id)

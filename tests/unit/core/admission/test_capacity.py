@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from polykv_proxy.core.admission.capacity import capacity
 from polykv_proxy.core.admission.gate import Gate, Limits
 from polykv_proxy.core.admission.line import Ask
@@ -47,10 +49,11 @@ def test_model_and_measure_stand_side_by_side() -> None:
     said = capacity(made, BUSY, 2, 1)
     assert (said.can_admit, said.projected_mean_tps_model, said.projected_mean_tps_measured, said.value) == (True, 15, None, 15)
     assert said.headroom_sessions == 1
-    made.outlook.forecasts[1].drop_ewma = 4.0
+    made.outlook.forecasts[1].drop_ewma, made.outlook.forecasts[1].cost_s = 4.0, 1 / 26 - 1 / 30
     said = capacity(made, BUSY, 2, 2)
-    assert (said.projected_mean_tps_model, said.projected_mean_tps_measured, said.projected_mean_tps_if_admitted) == (15, 26, 26)
-    assert (said.headroom_sessions, said.drop_per_admit_ewma, said.policy_pool) == (5, 4, 1)
+    assert said.projected_mean_tps_model == 15
+    assert said.projected_mean_tps_if_admitted == said.projected_mean_tps_measured == pytest.approx(26)
+    assert (said.headroom_sessions, said.drop_per_admit_ewma, said.policy_pool) == (7, 4, 1)
 
 
 def test_expected_tokens_are_held_against_cells_that_are_free_or_can_be_had() -> None:

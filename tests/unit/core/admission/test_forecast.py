@@ -59,24 +59,50 @@ def test_a_window_ends_with_its_request() -> None:
     assert made.drop_ewma is None
 
 
+@pytest.mark.parametrize("spoilt", ["left before", "left meanwhile", "one more", "one less"])
+def test_what_others_did_is_not_the_cost_of_an_admission(spoilt: str) -> None:
+    """The drop is as documented; the cost waits for a sample that nobody else had a hand in."""
+    made = Forecast()
+    if spoilt == "left before":
+        made.left(0.5)
+    made.admitted(7, load(30, 2), 1)
+    if spoilt == "left meanwhile":
+        made.left(2)
+    n_active = {"one more": 4, "one less": 2}.get(spoilt, 3)
+    made.observe(POLICY, load(29, n_active, {7: 48}), 3)
+    assert (made.drop_ewma, made.cost_s) == (1, None)
+
+
 def test_drops_are_averaged_and_a_rise_is_a_drop_of_zero() -> None:
     """Each weighs 0.3; a mean that rose is nobody's merit."""
     made = Forecast()
     for n, (before, after) in enumerate([(30, 20), (20, 15), (15, 18)]):
-        made.admitted(n, load(before), n)
-        made.observe(POLICY, load(after, 2, {n: 48}), n + 0.5)
+        made.admitted(n, load(before), 20 * n)
+        made.observe(POLICY, load(after, 2, {n: 48}), 20 * n + 0.5)
     assert made.drop_ewma == pytest.approx((10 * 0.7 + 5 * 0.3) * 0.7)
+    assert made.cost_s == pytest.approx(0.7 / 60)
     assert made.n_samples == 3
 
 
-def test_without_a_drop_the_knee_is_projected_and_with_one_the_measure() -> None:
-    """mean·n/(n+1); the mean less the drop; each session on its way costs as much again."""
+def test_without_a_measure_the_knee_is_projected() -> None:
+    """mean·n/(n+1): what the engine gives, shared by one more; each session on its way counts like the newcomer."""
     made = Forecast()
     assert made.project(Basis(30, 2, 0), Pending()).used == 20
     assert made.project(Basis(30, 2, 1), Pending(1)).used == 15
-    made.drop_ewma = 4
-    projection = made.project(Basis(30, 2, 1), Pending(1))
-    assert (projection.model, projection.measured, projection.used) == (15, 22, 22)
+
+
+def test_what_an_admission_cost_a_token_is_projected_at_any_speed() -> None:
+    """Steps of 14.3 ms and 12 ms for each session: the drop from one to two is twelve, that from four to five less than three."""
+    made = Forecast()
+    tps = [1 / (0.0143 + 0.012 * n) for n in range(7)]
+    for n in (1, 2):
+        made.admitted(n, load(tps[n], n), n)
+        made.observe(POLICY, load(tps[n + 1], n + 1, {n: 48}), n + 0.5)
+    assert made.drop_ewma == pytest.approx(0.7 * 11.93 + 0.3 * 6.22, abs=0.01)
+    assert made.project(Basis(tps[4], 4, 0), Pending()).measured == pytest.approx(tps[5])
+    assert made.project(Basis(tps[4], 4, 1), Pending(1)).measured == pytest.approx(tps[6])
+    assert made.room(Basis(tps[3], 3, 0), Pending(), 15.0, 99) == 1
+    assert made.room(Basis(tps[4], 4, 0), Pending(), 15.0, 99) == 0
 
 
 def told(made: Forecast, *means: float, since: float = 0.0) -> float:
@@ -87,9 +113,9 @@ def told(made: Forecast, *means: float, since: float = 0.0) -> float:
 
 
 def test_a_gap_between_turns_is_not_room() -> None:
-    """What the mean fell below in a quarter of the last minute counts, with all gone or only some; never more than the mean is."""
+    """What the mean was below in a fifth of the last minute counts, with all gone or only some; never more than the mean is."""
     made = Forecast()
-    now = told(made, 12, 12, 12, *10 * [30])
+    now = told(made, 12, 12, *9 * [30])
     assert made.basis(load(30, 1), 4, Pending(), now) == Basis(30, 1, 0)
     now = told(made, 12, since=now + 1)
     assert made.basis(load(30, 1), 4, Pending(), now) == Basis(12, 1, 0)
@@ -97,6 +123,16 @@ def test_a_gap_between_turns_is_not_room() -> None:
     assert made.basis(load(None, 0), 4, Pending(), now + 29) == Basis(12, 4, 0, idle=True)
     assert made.basis(load(None, 0), 0, Pending(), now) is None
     assert made.basis(load(30, 1), 4, Pending(), now + 60) == Basis(30, 1, 0)
+
+
+def test_paused_sessions_count_as_far_as_the_last_minute_is_not_known() -> None:
+    """All of them at first, none once it is."""
+    made = Forecast()
+    assert made.basis(load(30, 1), 4, Pending(1, 0, 3), 0) == Basis(30, 1, 4)
+    now = told(made, *31 * [30])
+    assert made.basis(load(30, 1), 4, Pending(1, 0, 3), now) == Basis(30, 1, 2.5)
+    now = told(made, *31 * [30], since=now + 1)
+    assert made.basis(load(30, 1), 4, Pending(1, 0, 3), now) == Basis(30, 1, 1)
 
 
 def test_what_was_before_an_admission_counts_as_it_would_be_with_it() -> None:
@@ -110,16 +146,20 @@ def test_what_was_before_an_admission_counts_as_it_would_be_with_it() -> None:
     made.observe(POLICY, load(None, 0, {8: 5}), now)
     made.closed(8, POLICY, load(20))
     assert made.basis(load(40), 4, Pending(), now) == Basis(15, 1, 0)
-    made.left()
+    made.left(now)
     assert made.basis(load(40), 4, Pending(), now) == Basis(40, 1, 0)
     now = told(made, 20, 20, since=now + 1)
-    made.drop_ewma = 4
+    made.cost_s = 1 / 16 - 1 / 20
     made.admitted(9, load(20, 3), now)
     made.observe(POLICY, load(None, 0, {9: 5}), now)
     made.closed(9, POLICY, load(20))
-    assert made.basis(load(40), 4, Pending(), now) == Basis(16, 1, 0)
-    made.left()
-    assert made.basis(load(40), 4, Pending(), now) == Basis(20, 1, 0)
+    after = made.basis(load(40), 4, Pending(), now)
+    assert after is not None
+    assert after.mean == pytest.approx(16)
+    made.left(now)
+    back = made.basis(load(40), 4, Pending(), now)
+    assert back is not None
+    assert back.mean == pytest.approx(20)
 
 
 def test_an_old_mean_says_nothing() -> None:
@@ -132,17 +172,17 @@ def test_an_old_mean_says_nothing() -> None:
 
 
 def test_room_is_at_most_one_until_a_drop_was_measured() -> None:
-    """Then as many as the drop leaves above the floor."""
+    """Then as many as keep each token's time below that of the floor."""
     made = Forecast()
     assert made.room(None, Pending(), 10, 99) == 1
     assert made.room(None, Pending(1), 10, 99) == 0
     assert made.room(Basis(30, 2, 0), Pending(), 10, 99) == 1
     assert made.room(Basis(12, 2, 0), Pending(), 10, 99) == 0
-    made.drop_ewma = 4
-    assert made.room(Basis(30, 2, 0), Pending(), 10, 99) == 5
-    assert made.room(Basis(30, 2, 1), Pending(1), 10, 99) == 4
+    made.cost_s = 0.01
+    assert made.room(Basis(30, 2, 0), Pending(), 10, 99) == 6
+    assert made.room(Basis(30, 2, 1), Pending(1), 10, 99) == 5
     assert made.room(Basis(30, 2, 0), Pending(), 10, 3) == 3
-    made.drop_ewma = 0
+    made.cost_s = 0
     assert made.room(Basis(30, 2, 0), Pending(), 10, 99) == 99
 
 
@@ -164,7 +204,7 @@ def test_every_figure_is_finite_or_none_and_room_agrees_with_the_projection(
         elif what == 1:
             made.closed(n, POLICY, load(mean))
         elif what == 2:
-            made.left()
+            made.left(now)
         else:
             made.observe(POLICY, load(mean, what, {n: tokens}), now)
     seen = load(steps[-1][1] if steps else None, 3)
