@@ -2,6 +2,7 @@
 
 #include "arg.h"
 #include "common.h"
+#include "gpu-share-options.h"
 #include "log.h"
 
 #include <algorithm>
@@ -15,6 +16,8 @@ polykv_settings & polykv_get_settings() {
 }
 
 void polykv_add_args(std::vector<common_arg> & args) {
+    gpu_share_add_args(args);
+
     // the key never appears in a process listing, so it has no command-line form
     if (const char * key = std::getenv("LLAMA_ARG_POLYKV_KEY")) {
         polykv_get_settings().key = key;

@@ -28,7 +28,7 @@ struct polykv_settings {
 // written while arguments are parsed and by polykv_prepare(), read-only afterwards
 polykv_settings & polykv_get_settings();
 
-// adds --polykv-max-pools (env LLAMA_ARG_POLYKV_MAX_POOLS)
+// adds --polykv-max-pools (env LLAMA_ARG_POLYKV_MAX_POOLS) and the options of GPU share
 void polykv_add_args(std::vector<common_arg> & args);
 
 // validates the reserve and settles the cache layout; false: the process must end, the reason and the remedy are logged

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import mmap
 import os
+import struct
 import subprocess
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from polykv_proxy.gpu_share import layout
 from tests import native
 
 SHM = Path("/dev/shm")
@@ -32,6 +37,29 @@ def new_key() -> Iterator[str]:
 
 def segment(key: str) -> Path:
     return SHM / f"opencoti-gpu-{key}"
+
+
+@contextmanager
+def busy_neighbour(key: str, weight: float = 1000.0) -> Iterator[None]:
+    """An entry in the last slot of a segment that is there: of a peer that always computes, as long as this lasts."""
+    at = 64 + 15 * 128
+    ended = threading.Event()
+
+    def beat() -> None:
+        with segment(key).open("r+b") as file, mmap.mmap(file.fileno(), layout.SIZE) as memory:
+            while not ended.wait(0.1):
+                now = time.time_ns() // 1000
+                entry = layout.Entry(15, os.getpid(), 1, now, weight, True, now, 0, "neighbour")
+                memory[at : at + 128] = layout.build([entry])[at : at + 128]
+            memory[at : at + 8] = struct.pack("<Q", 0)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
 
 
 class Peer:

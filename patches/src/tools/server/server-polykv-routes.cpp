@@ -220,6 +220,28 @@ static server_http_res_ptr handle_expendable(const server_http_req & req) {
     return polykv_make_json({{"n", polykv_get_hub().set_expendable(std::move(ids))}});
 }
 
+static server_http_res_ptr handle_gpu(const server_http_req & req) {
+    double weight = 0.0;
+    try {
+        weight = json::parse(req.body).at("weight").get<double>();
+    } catch (const std::exception & e) {
+        return polykv_make_error(400, "invalid_request_error", e.what());
+    }
+    if (weight != gpu_share_sound_weight(weight)) {
+        return polykv_make_error(400, "invalid_request_error", string_format("weight must be a number from %g to %g", GPU_SHARE_MIN_WEIGHT, GPU_SHARE_MAX_WEIGHT));
+    }
+    if (!gpu_share_get_pacer().set_weight(weight)) {
+        return polykv_make_error(501, "gpu_share_off", "GPU share is off: " + gpu_share_get_pacer().to_json().value("why", std::string()));
+    }
+    return polykv_make_json(gpu_share_get_pacer().to_json());
+}
+
+static server_http_res_ptr handle_state() {
+    json res = polykv_get_hub().state_json();
+    res["gpu_share"] = gpu_share_get_pacer().to_json();
+    return polykv_make_json(res);
+}
+
 static server_http_res_ptr handle_delete_session(server_context & ctx_server, const server_http_req & req) {
     const std::string text = req.get_param("session");
     if (text.empty() || text.size() > 19 || text.find_first_not_of("0123456789") != std::string::npos || std::stoull(text) == 0) {
@@ -244,11 +266,12 @@ void polykv_register_routes(const server_http_context & ctx_http, server_context
     static const std::string base = "/_polykv/v1";
 
     ctx_http.get (base + "/hello",            guarded([](const server_http_req &) { return polykv_make_json(polykv_get_hub().hello_json()); }));
-    ctx_http.get (base + "/state",            guarded([](const server_http_req &) { return polykv_make_json(polykv_get_hub().state_json()); }));
+    ctx_http.get (base + "/state",            guarded([](const server_http_req &) { return handle_state(); }));
     ctx_http.get (base + "/events",           guarded(handle_events));
     ctx_http.post(base + "/seqs",             guarded([&ctx_server](const server_http_req & req) { return polykv_handle_post_seqs(ctx_server, req); }));
     ctx_http.get (base + "/seqs/:seq/tokens", guarded(handle_tokens));
     ctx_http.post(base + "/expendable",       guarded(handle_expendable));
+    ctx_http.post(base + "/gpu",              guarded(handle_gpu));
     ctx_http.post(base + "/seqs/restore",     guarded([&ctx_server](const server_http_req & req) { return polykv_handle_restore(ctx_server, req); }));
     ctx_http.post(base + "/seqs/:seq/save",   guarded([&ctx_server](const server_http_req & req) { return polykv_handle_save(ctx_server, req); }));
     ctx_http.del (base + "/seqs/:seq",        guarded([&ctx_server](const server_http_req & req) { return handle_delete_seq(ctx_server, req); }));

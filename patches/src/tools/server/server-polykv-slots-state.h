@@ -4,6 +4,8 @@
 void server_context_impl::polykv_boot() {
     const auto & settings = polykv_get_settings();
 
+    gpu_share_get_pacer().join(model_tgt, model_name);
+
     polykv_slots.assign(slots.size(), {});
     polykv_no_draft = false;
     polykv_t_count  = 0;
@@ -37,6 +39,12 @@ void server_context_impl::polykv_boot() {
 int server_context_impl::polykv_n_ctx_slot(int n_ctx_seq) const {
     const int cap = polykv_get_settings().n_ctx_slot_cap;
     return cap == 0 ? n_ctx_seq : std::min(n_ctx_seq, cap > 0 ? cap : (int) GGML_PAD(n_ctx_seq / params_base.n_parallel, 256));
+}
+
+int32_t server_context_impl::polykv_n_batch() const {
+    const int32_t n_batch = llama_n_batch(ctx_tgt);
+    const bool    whole   = std::any_of(slots.begin(), slots.end(), [](const server_slot & slot) { return slot.is_processing() && !slot.can_split(); });
+    return whole ? n_batch : std::min(n_batch, batch.size() + gpu_share_get_pacer().limit_prompt(n_batch));
 }
 
 polykv_slot_totals server_context_impl::polykv_get_totals(const server_slot & slot) const {

@@ -20,7 +20,7 @@ static const char * phase_name(polykv_phase phase) {
 json polykv_hub::hello_json() const {
     std::lock_guard<std::mutex> lock(mutex);
     json res = {
-        {"protocol", {{"major", 1}, {"minor", 1}}},
+        {"protocol", {{"major", 1}, {"minor", 2}}},
         {"boot_id",  id_boot},
         {"phase",    phase_name(phase)},
     };

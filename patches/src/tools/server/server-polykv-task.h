@@ -2,6 +2,7 @@
 
 // The answer of a polykv operation or materialisation, sent from the main thread.
 
+#include "gpu-share-pacer.h"
 #include "server-task.h"
 
 struct server_task_result_polykv : server_task_result {
