@@ -13,6 +13,15 @@ from opencoti_langgraph._version import __version__
 
 if TYPE_CHECKING:
     from opencoti_langgraph.async_client import AsyncPoolClient
+    from opencoti_langgraph.chat_errors import (
+        ChatConflictError,
+        ChatPoolNotFoundError,
+        ChatSaturatedError,
+        ChatUnavailableError,
+        OpencotiContextOverflowError,
+        StreamCutError,
+    )
+    from opencoti_langgraph.chat_models import ChatOpencoti, OpencotiChatModel
     from opencoti_langgraph.client import PoolClient
     from opencoti_langgraph.compacting import Refork
     from opencoti_langgraph.errors import (
@@ -31,6 +40,15 @@ if TYPE_CHECKING:
 
 _NAMES = {
     "async_client": ("AsyncPoolClient",),
+    "chat_errors": (
+        "ChatConflictError",
+        "ChatPoolNotFoundError",
+        "ChatSaturatedError",
+        "ChatUnavailableError",
+        "OpencotiContextOverflowError",
+        "StreamCutError",
+    ),
+    "chat_models": ("ChatOpencoti", "OpencotiChatModel"),
     "client": ("PoolClient",),
     "compacting": ("Refork",),
     "errors": (
@@ -50,10 +68,16 @@ _NAMES = {
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
-    "__version__",
     "AsyncPoolClient",
+    "ChatConflictError",
+    "ChatOpencoti",
+    "ChatPoolNotFoundError",
+    "ChatSaturatedError",
+    "ChatUnavailableError",
     "ContextExceededError",
     "GateClosedError",
+    "OpencotiChatModel",
+    "OpencotiContextOverflowError",
     "OpencotiError",
     "PoolApiError",
     "PoolClient",
@@ -65,6 +89,8 @@ __all__ = [
     "ProxyUnreachableError",
     "Refork",
     "SessionNotFoundError",
+    "StreamCutError",
+    "__version__",
 ]
 
 

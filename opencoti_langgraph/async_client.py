@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Seque
 from contextlib import suppress
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
-from weakref import WeakKeyDictionary
 
 import httpx
 from httpx_sse import aconnect_sse
@@ -21,6 +20,7 @@ from opencoti_langgraph import calls
 from opencoti_langgraph.calls import Call
 from opencoti_langgraph.compacting import Refork, refork_calls
 from opencoti_langgraph.errors import PoolConflictError, PoolNotFoundError, PoolUnavailableError, ProxyUnreachableError
+from opencoti_langgraph.loops import PerLoop
 from opencoti_langgraph.results import Event, Pool, PoolRef, Progress, Tps
 from opencoti_langgraph.wire import (
     DEFAULT_URL,
@@ -77,7 +77,7 @@ class AsyncPoolClient:
         self._transport = transport
         self._retries = retries
         self._sleep = sleep
-        self._by_loop: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
+        self._http: PerLoop[httpx.AsyncClient] = PerLoop(self._connected, httpx.AsyncClient.aclose)
 
     async def __aenter__(self) -> Self:
         return self
@@ -87,25 +87,18 @@ class AsyncPoolClient:
 
     async def aclose(self) -> None:
         """Close this event loop's connections."""
-        http = self._by_loop.pop(asyncio.get_running_loop(), None)
-        if http is not None:
-            await http.aclose()
+        await self._http.close()
 
-    @property
-    def _http(self) -> httpx.AsyncClient:
-        loop = asyncio.get_running_loop()
-        http = self._by_loop.get(loop)
-        if http is None:
-            transport = self._transport() if self._transport else None
-            http = self._by_loop[loop] = httpx.AsyncClient(base_url=self.base_url, timeout=self._timeout, transport=transport)
-        return http
+    def _connected(self) -> httpx.AsyncClient:
+        transport = self._transport() if self._transport else None
+        return httpx.AsyncClient(base_url=self.base_url, timeout=self._timeout, transport=transport)
 
     async def send(self, call: Call[T]) -> T:
         """Send one call. PoolApiError for an error answer, ProxyUnreachableError when nobody answers."""
         attempt = 0
         while True:
             try:
-                reply = await self._http.request(
+                reply = await (await self._http.get()).request(
                     call.method, call.path, json=call.json, params=call.params, headers={**self._headers, **call.headers}
                 )
             except httpx.TransportError as error:
@@ -182,7 +175,7 @@ class AsyncPoolClient:
     async def _watch(self, call: Call[Pool]) -> AsyncIterator[Progress | Pool]:
         params = {**call.params, "stream": "1"}
         async with aconnect_sse(
-            self._http, call.method, call.path, json=call.json, params=params, headers={**self._headers, **call.headers}
+            await self._http.get(), call.method, call.path, json=call.json, params=params, headers={**self._headers, **call.headers}
         ) as source:
             if not source.response.is_success:
                 await source.response.aread()
@@ -202,7 +195,7 @@ class AsyncPoolClient:
             headers = {**self._headers, **at.request_headers()}
             try:
                 async with aconnect_sse(
-                    self._http, "GET", path, params=at.params, headers=headers, timeout=STREAM_TIMEOUT
+                    await self._http.get(), "GET", path, params=at.params, headers=headers, timeout=STREAM_TIMEOUT
                 ) as source:
                     if not source.response.is_success:
                         await source.response.aread()

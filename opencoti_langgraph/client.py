@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from types import TracebackType
@@ -70,9 +71,9 @@ class PoolClient:
         http_client: httpx.Client | None = None,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._owned = http_client is None
         self._headers = headers_of(api_key)
         self._http = http_client or httpx.Client(base_url=root_of(base_url), timeout=timeout)
+        self._end = None if http_client else weakref.finalize(self, self._http.close)
         self._retries = retries
         self._sleep = sleep
 
@@ -88,9 +89,9 @@ class PoolClient:
         self.close()
 
     def close(self) -> None:
-        """Close the connections."""
-        if self._owned:
-            self._http.close()
+        """Close the connections; also done when nobody has the client any more."""
+        if self._end is not None:
+            self._end()
 
     def send(self, call: Call[T]) -> T:
         """Send one call. PoolApiError for an error answer, ProxyUnreachableError when nobody answers."""
