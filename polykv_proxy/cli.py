@@ -78,6 +78,8 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
     verify_interval_s: Annotated[float | None, _option("verify_interval_s", panel=_POOLS)] = None,
     state_dir: Annotated[Path | None, _option("state_dir", panel=_POOLS)] = None,
     off: Annotated[bool, _option("off", "--off", panel=_POOLS)] = False,
+    max_running: Annotated[int | None, _option("max_running", panel=_TIMES)] = None,
+    max_queued: Annotated[int | None, _option("max_queued", panel=_TIMES)] = None,
     body_limit_bytes: Annotated[int | None, _option("body_limit_bytes", panel=_TIMES)] = None,
     keep_alive_s: Annotated[float | None, _option("keep_alive_s", panel=_TIMES)] = None,
     start_idle_s: Annotated[float | None, _option("start_idle_s", panel=_TIMES)] = None,

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -88,6 +88,7 @@ class ApiError(PolykvError):
         param: str | None = None,
         retry_after_s: float | None = None,
         extra: Mapping[str, object] | None = None,
+        more_headers: Sequence[tuple[bytes, bytes]] = (),
     ) -> None:
         super().__init__(message)
         self.kind = KINDS[code]
@@ -96,6 +97,7 @@ class ApiError(PolykvError):
         self.param = param
         self.retry_after_s = retry_after_s
         self.extra = dict(extra or {})
+        self.more_headers = tuple(more_headers)
 
     @property
     def status(self) -> int:
@@ -116,7 +118,7 @@ class ApiError(PolykvError):
         headers = [(b"content-type", b"application/json; charset=utf-8")]
         if self.retry_after_s is not None:
             headers.append((b"retry-after", str(retry_after(self.retry_after_s)).encode()))
-        return headers
+        return [*headers, *self.more_headers]
 
 
 class SettingsError(PolykvError):

@@ -15,6 +15,10 @@ Header: TypeAlias = tuple[bytes, bytes]
 """One header field as it came: name in any case, value without surrounding white space."""
 
 
+StreamStart: TypeAlias = Callable[[bytes], None]
+"""Takes whole events of an event stream."""
+
+
 @dataclass(frozen=True, slots=True)
 class RelayRequest:
     """A request on a generating route, read whole. `target` is the raw request target, `body` the decoded body bytes."""
@@ -57,8 +61,19 @@ class RequestGate(Protocol):
     def objection(self, headers: Sequence[Header]) -> Refusal | None:
         """What is wrong with the fields of a request that computes and can never use a pool; its body is not looked at."""
 
-    def plan(self, request: RelayRequest) -> Awaitable[Plan | Refusal]:
-        """Decide a request for which `concerns` said yes. May wait (rebuild of a pool); cancelled when the client leaves."""
+    def plan(self, request: RelayRequest, waiting: StreamStart) -> Awaitable[Plan | Refusal]:
+        """Decide a request for which `concerns` said yes; cancelled when the client leaves.
+
+        May wait: for admission, for a pool that is rebuilt. `waiting` begins an event stream before the engine has answered, or
+        goes on with it.
+        """
+
+    @property
+    def counts(self) -> bool:
+        """Does each request that computes count, also one that can never use a pool?"""
+
+    def count(self) -> Awaitable[Plan | Refusal]:
+        """Wait until such a request may run; cancelled when the client leaves."""
 
 
 class Waiting(Protocol):

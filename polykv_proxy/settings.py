@@ -80,6 +80,12 @@ class Settings(BaseSettings):
         description="Bytes that copies of pools' KV may take on disk, in STATE_DIR/kv, such as 20GiB. Default: no copies.",
     )
     session_ttl_s: float = Field(600.0, gt=0, description="Seconds after which an idle session ends.")
+    max_running: int | None = Field(
+        None, ge=1, description="Requests that may compute at once, on all generating routes together. Default: no bound."
+    )
+    max_queued: int | None = Field(
+        None, ge=0, description="Requests that may wait to be admitted; more are refused with 429. Default: no bound."
+    )
     body_limit_bytes: int = Field(
         64 * 1024 * 1024, ge=1024, description="Largest body in bytes of routes that are scanned for pools; no limit elsewhere."
     )
@@ -157,9 +163,9 @@ class Settings(BaseSettings):
                     )
             if self.engine_args:
                 raise ValueError("arguments after -- start an engine, --engine-url uses a running one: give one of them")
-        for name in ("default_pool", "pools", "kv_disk_bytes"):
+        for name in ("default_pool", "pools", "kv_disk_bytes", "max_running", "max_queued"):
             if self.off and getattr(self, name) is not None:
-                raise ValueError(f"--off switches pools off, --{name.replace('_', '-')} needs them: give one of them")
+                raise ValueError(f"--off relays only, --{name.replace('_', '-')} needs more: give one of them")
         return self
 
     @property

@@ -11,6 +11,7 @@ from typing import Any
 
 from polykv_proxy.api.splice import into_each, into_object
 from polykv_proxy.api.wire import LEASE_S
+from polykv_proxy.core.admission.policy import DEFAULT_SCOPE
 from polykv_proxy.core.pace import WINDOW_S, WINDOW_TOKENS
 from polykv_proxy.core.pools import Pool
 from polykv_proxy.core.sessions import Session
@@ -75,6 +76,20 @@ class Additions:
     def _props(self, raw: bytes) -> bytes | None:
         return into_object(raw, {"opencoti": {"polykv": self._config()}})
 
+    def _admission(self) -> Mapping[str, object]:
+        """The default policy, and how many pools have one of their own."""
+        policies = self._runtime.admission.gate.outlook.policies
+        default = policies.own(DEFAULT_SCOPE)
+        shown = default.as_object() if default is not None else {}
+        names = ("mode", "on_saturation", "target_tps_per_session")
+        limits = self._runtime.admission.gate.limits
+        return {
+            **{name: shown.get(name) for name in names},
+            "n_policies": len(policies) - (default is not None),
+            "max_running": limits.max_running,
+            "max_queued": limits.max_queued,
+        }
+
     def _config(self) -> Mapping[str, Any]:
         hub = self._runtime.hub
         hello, limits = hub.hello, hub.ledger.limits
@@ -88,5 +103,5 @@ class Additions:
             "pin_lease_s": LEASE_S,
             "tps_window_s": WINDOW_S,
             "tps_window_tokens": WINDOW_TOKENS,
-            "admission": {"mode": None, "on_saturation": None, "target_tps_per_session": None},
+            "admission": self._admission(),
         }

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from fastapi import Depends, FastAPI, Request
 
+from polykv_proxy.api.admission_routes import admission_routes
+from polykv_proxy.api.capacity_routes import capacity_routes
 from polykv_proxy.api.context import ApiContext, require_key
 from polykv_proxy.api.error_handlers import install
 from polykv_proxy.api.lifetime_routes import lifetime_routes
@@ -36,6 +38,16 @@ def build_app(context: ApiContext) -> FastAPI:
     app.include_router(health_route(context))
     if context.metrics is not None:
         app.include_router(metrics_route(context, context.metrics))
-    for routes in (pool_routes, lifetime_routes, verify_routes, look_routes, session_routes, telemetry_routes, stream_routes):
+    for routes in (
+        pool_routes,
+        lifetime_routes,
+        verify_routes,
+        look_routes,
+        session_routes,
+        telemetry_routes,
+        admission_routes,
+        capacity_routes,
+        stream_routes,
+    ):
         app.include_router(routes(context), dependencies=guard)
     return app

@@ -6,16 +6,19 @@ as it came.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 
 from polykv_proxy.api.context import Keys, engine_key_of
+from polykv_proxy.api.life import ALIVE_S, sign_of_life
 from polykv_proxy.api.scan import names_something
 from polykv_proxy.api.wishes import read_wish
+from polykv_proxy.core.admission.policy import DEFAULT_SCOPE, Policy
 from polykv_proxy.core.attach import Wish
 from polykv_proxy.core.prefix import Tokens
 from polykv_proxy.errors import ApiError
-from polykv_proxy.ports import Header, Plan, Refusal, RelayRequest
+from polykv_proxy.ports import Header, Plan, Refusal, RelayRequest, StreamStart
 from polykv_proxy.runtime.requests import Booked
 from polykv_proxy.runtime.runtime import Runtime
 from polykv_proxy.runtime.turns import Turn
@@ -40,6 +43,8 @@ class PoolGate:
         """One scan of raw bytes. Never parses JSON."""
         if self._runtime.hub.absent is not None:
             return False
+        if self.counts or self._runtime.admission.own(DEFAULT_SCOPE) is not None:
+            return True
         if self._default_pool is not None and self._known(self._default_pool):
             return True
         return names_something(request.headers, request.body)
@@ -51,7 +56,20 @@ class PoolGate:
         error = ApiError("invalid_request", _NO_POOL_HERE, param=_POOL_HEADER.decode())
         return Refusal(error.status, error.body(), error.headers())
 
-    async def plan(self, request: RelayRequest) -> Plan | Refusal:
+    @property
+    def counts(self) -> bool:
+        """Is the number of requests that compute bounded?"""
+        return self._runtime.admission.bounded and self._runtime.hub.absent is None
+
+    async def count(self) -> Plan | Refusal:
+        """A request that is nobody's session and uses no pool: it waits for its turn, and gives it back when its HTTP is over."""
+        try:
+            req, _ = await self._runtime.requests.enter_plain()
+        except ApiError as error:
+            return Refusal(error.status, error.body(), error.headers())
+        return Plan((), _nothing, partial(self._runtime.admission.over, req))
+
+    async def plan(self, request: RelayRequest, waiting: StreamStart) -> Plan | Refusal:
         """The headers that attach a request, or an answer of ours."""
         if not self._keys.accepts(engine_key_of(request.headers)):
             return _PLAIN
@@ -61,12 +79,27 @@ class PoolGate:
             return _PLAIN
         try:
             wish = read_wish(request.headers, request.body, self._default_pool, self._known)
-            if wish.pool is None and wish.session_id is None:
-                return _PLAIN
-            booked = await self._runtime.requests.book(wish, partial(self._dry_run, request))
+            if wish.pool is None and wish.session_id is None and self._runtime.admission.own(DEFAULT_SCOPE) is None:
+                return await self.count() if self.counts else _PLAIN
+            booked = await self._book(wish, request, waiting)
         except ApiError as error:
             return Refusal(error.status, error.body(), error.headers())
         return self._planned(booked, wish, request)
+
+    async def _book(self, wish: Wish, request: RelayRequest, waiting: StreamStart) -> Booked:
+        """Book it; while it is held, its stream is kept alive where the policy wants that."""
+        alive: list[asyncio.Task[None]] = []
+
+        def held(policy: Policy) -> None:
+            events = sign_of_life(request.target, policy.while_held) if wish.stream else None
+            if events is not None:
+                alive.append(asyncio.ensure_future(_keep_alive(waiting, events)))
+
+        try:
+            return await self._runtime.requests.book(wish, partial(self._dry_run, request), held)
+        finally:
+            for task in alive:
+                task.cancel()
 
     def _known(self, key: str | int) -> bool:
         return self._runtime.hub.ledger.tree.find(key) is not None
@@ -97,4 +130,14 @@ class PoolGate:
         return Turn(request.target.decode("latin-1"), request.body, read_by, self._runtime.hub.clock.wall())
 
 
-_PLAIN = Plan((), lambda _status, _headers: (), lambda: None)
+async def _keep_alive(waiting: StreamStart, events: bytes) -> None:
+    while True:
+        waiting(events)
+        await asyncio.sleep(ALIVE_S)
+
+
+def _nothing(_status: int, _headers: Sequence[Header]) -> Sequence[Header]:
+    return ()
+
+
+_PLAIN = Plan((), _nothing, lambda: None)

@@ -1,4 +1,4 @@
-"""`/polykv/capacity`, `/polykv/savings` and `/polykv/health`.
+"""`/polykv/savings` and `/polykv/health`.
 
 Law: facts only. Health always answers; its details (last lines of the engine's output, names of pools) are for holders of a key.
 """
@@ -9,9 +9,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from polykv_proxy.api.context import ApiContext, key_of
-from polykv_proxy.api.pages import capacity_page, savings_page
+from polykv_proxy.api.pages import savings_page
 from polykv_proxy.api.queries import whole
-from polykv_proxy.errors import ApiError
 from polykv_proxy.runtime.savings import DAYS
 
 DAYS_SHOWN = 30
@@ -23,14 +22,6 @@ def telemetry_routes(context: ApiContext) -> APIRouter:
     """The routes."""
     router = APIRouter()
     runtime = context.runtime
-
-    @router.get("/polykv/capacity")
-    async def capacity() -> Response:
-        hello = runtime.hub.require_engine()
-        state = await runtime.hub.state()
-        if state is None:
-            raise ApiError("engine_unavailable", "the engine does not answer", retry_after_s=1)
-        return JSONResponse(capacity_page(runtime.hub.ledger, runtime.view.look(hello, state), state.update))
 
     @router.get("/polykv/savings")
     async def savings(request: Request) -> Response:

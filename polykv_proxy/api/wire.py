@@ -169,13 +169,7 @@ class VerifyPool(BaseModel):
 
 def parse(model: type[Body], raw: bytes) -> Body:
     """A body of one of our verbs. ApiError 400 says which field is wrong and why."""
-    check_values(raw)
-    try:
-        fields = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise ApiError("invalid_request", f"the body is not JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise ApiError("invalid_request", "the body must be a JSON object")
+    fields = json_object(raw)
     for name in fields:
         if name not in model.model_fields:
             raise _unknown(name, model)
@@ -184,6 +178,18 @@ def parse(model: type[Body], raw: bytes) -> Body:
         return model.model_validate(fields)
     except ValidationError as error:
         raise _first(error) from error
+
+
+def json_object(raw: bytes) -> dict[str, Any]:
+    """A body that is one JSON object. ApiError 400."""
+    check_values(raw)
+    try:
+        fields = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise ApiError("invalid_request", f"the body is not JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise ApiError("invalid_request", "the body must be a JSON object")
+    return fields
 
 
 def check_values(raw: bytes) -> None:

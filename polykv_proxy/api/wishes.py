@@ -21,6 +21,7 @@ from polykv_proxy.ports import Header
 
 PoolKey = str | int
 MAX_TASKS = 1024
+_LIMITS = ("n_predict", "max_tokens", "max_completion_tokens", "max_output_tokens")
 
 
 def read_wish(headers: Sequence[Header], body: bytes, default_pool: str | None, known: Callable[[PoolKey], bool]) -> Wish:
@@ -31,7 +32,16 @@ def read_wish(headers: Sequence[Header], body: bytes, default_pool: str | None, 
     explicit = _explicit(fields, pool is not None)
     if pool is not None and fields.get("id_slot") not in (None, -1):
         raise _bad("id_slot", "id_slot pins a slot and cannot be combined with a pool; leave it out or do not name a pool")
-    return Wish(pool=pool, source=source, explicit_p=explicit, session_id=_session(headers, fields), n_tasks=_n_tasks(fields))
+    return Wish(
+        pool=pool,
+        source=source,
+        explicit_p=explicit,
+        session_id=_session(headers, fields),
+        n_tasks=_n_tasks(fields),
+        max_tokens=_max_tokens(fields),
+        overcommit=_overcommit(fields),
+        stream=fields.get("stream") is True,
+    )
 
 
 def _object(body: bytes) -> dict[str, Any]:
@@ -155,6 +165,22 @@ def _n_tasks(fields: dict[str, Any]) -> int:
     n = fields.get("n_cmpl", fields.get("n"))
     copies = n if isinstance(n, int) and not isinstance(n, bool) and n > 1 else 1
     return min(MAX_TASKS, max(1, prompts * copies))
+
+
+def _max_tokens(fields: dict[str, Any]) -> int | None:
+    """The limit of an answer, by any of its names; the engine takes a negative one for none."""
+    for name in _LIMITS:
+        value = fields.get(name)
+        if isinstance(value, int) and not isinstance(value, bool):
+            return value if value >= 0 else None
+    return None
+
+
+def _overcommit(fields: dict[str, Any]) -> bool:
+    value = fields.get("overcommit")
+    if value is not None and not isinstance(value, bool):
+        raise _bad("overcommit", f"overcommit must be true or false, not {value!r:.80}")
+    return bool(value)
 
 
 def _bad(field: str, message: str) -> ApiError:

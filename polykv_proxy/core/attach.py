@@ -46,13 +46,19 @@ class Course(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Wish:
-    """What a request asked for. `n_tasks`: how many tasks the engine will make of it."""
+    """What a request asked for. `n_tasks`: how many tasks the engine will make of it; `max_tokens`: of each answer, None without.
+
+    `overcommit`: it starts whatever an admission policy says. `stream`: it wants its answer as an event stream.
+    """
 
     pool: str | int | None = None
     source: PoolSource = PoolSource.BODY
     explicit_p: int | None = None
     session_id: str | None = None
     n_tasks: int = 1
+    max_tokens: int | None = None
+    overcommit: bool = False
+    stream: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,14 @@ on a new boot, or when the engine's state is read and does not know the request.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from polykv_proxy.core.events import SlotEvent, SlotEventKind
 
+_WHOLE = frozenset({"stop", "limit"})
+"""How an answer ends that says how long answers are."""
 _SETTLES = (SlotEventKind.RELEASED, SlotEventKind.DROPPED)
 
 
@@ -28,6 +30,7 @@ class Book:
 
     `active`: a first token is out. `brought`: its pool had no KV, and this is how it was brought back for it.
     `held_s`: how long until it could go to the engine. `miss`: why we named no sequence of its pool, which the engine cannot know.
+    `n_decoded`: tokens of its finished tasks. `whole`: none of them was cut short.
     """
 
     req: int
@@ -43,6 +46,8 @@ class Book:
     held_s: float = 0.0
     miss: str | None = None
     done_ts: float | None = None
+    n_decoded: int = 0
+    whole: bool = True
 
     @property
     def state(self) -> str:
@@ -64,6 +69,8 @@ class Books:
 
     def __init__(self) -> None:
         self._books: dict[int, Book] = {}
+        self.on_close: Callable[[Book], None] = lambda _: None
+        """Told of each book once, when it is closed for whatever reason."""
 
     def __iter__(self) -> Iterator[Book]:
         return iter(list(self._books.values()))
@@ -104,7 +111,10 @@ class Books:
 
     def close(self, req: int) -> Book | None:
         """Take a book away for another reason than its events."""
-        return self._books.pop(req, None)
+        book = self._books.pop(req, None)
+        if book is not None:
+            self.on_close(replace(book, whole=False))
+        return book
 
     def overdue(self, now: float, after_s: float) -> list[Book]:
         """Books without a running task whose HTTP exchange ended `after_s` or longer ago."""
@@ -117,6 +127,7 @@ class Books:
     def _change(self, before: Book, after: Book) -> tuple[Book, Book]:
         if after.closed:
             del self._books[before.req]
+            self.on_close(after)
         else:
             self._books[before.req] = after
         return before, after
@@ -129,5 +140,11 @@ def _after(book: Book, event: SlotEvent) -> Book:
     if event.kind is SlotEventKind.FIRST_TOKEN:
         return replace(book, active=True)
     if event.kind in _SETTLES:
-        return replace(book, open_tasks=book.open_tasks - {index}, settled_tasks=book.settled_tasks | {index})
+        return replace(
+            book,
+            open_tasks=book.open_tasks - {index},
+            settled_tasks=book.settled_tasks | {index},
+            n_decoded=book.n_decoded + event.n_decoded,
+            whole=book.whole and event.reason in _WHOLE,
+        )
     return book

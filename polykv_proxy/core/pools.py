@@ -219,7 +219,7 @@ class PoolTree:
         self._children: dict[int, set[int]] = {}
         self._index = PrefixIndex()
         self._next_id = next_id
-        self.on_change: Callable[[Pool | None, Pool | None], None] | None = None
+        self.listeners: list[Callable[[Pool | None, Pool | None], None]] = []
         """Told of each record before and after; None for what was not, or is no more."""
 
     def __iter__(self) -> Iterator[Pool]:
@@ -302,8 +302,8 @@ class PoolTree:
             self._names[pool.name] = pool.pool_id
         if before is None or before.hashed.whole != pool.hashed.whole or before.prefix_len != pool.prefix_len:
             self._index.add(pool.pool_id, pool.tokens, pool.hashed)
-        if self.on_change is not None:
-            self.on_change(before, pool)
+        for listener in self.listeners:
+            listener(before, pool)
 
     def remove(self, pool_id: int) -> None:
         """Forget a leaf pool and its name; unknown ids are fine."""
@@ -317,8 +317,8 @@ class PoolTree:
             self._children[pool.parent].discard(pool_id)
         if pool.name is not None:
             del self._names[pool.name]
-        if self.on_change is not None:
-            self.on_change(pool, None)
+        for listener in self.listeners:
+            listener(pool, None)
 
     def match(self, tokens: Tokens) -> Match | None:
         """The pool with the longest common prefix (its id as key)."""

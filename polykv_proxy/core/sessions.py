@@ -52,7 +52,7 @@ class SessionLedger:
         self._ids: dict[int, str] = {}
         self._of_pool: dict[int | None, dict[str, None]] = {}
         self._next = first_number
-        self.on_change: Callable[[Session | None, Session | None], None] | None = None
+        self.listeners: list[Callable[[Session | None, Session | None], None]] = []
         """Told of each record before and after; None for what was not, or is no more."""
 
     def __iter__(self) -> Iterator[Session]:
@@ -97,8 +97,8 @@ class SessionLedger:
         if before is None or before.pool_id != session.pool_id:
             self._leave(before)
             self._of_pool.setdefault(session.pool_id, {})[session.session_id] = None
-        if self.on_change is not None:
-            self.on_change(before, session)
+        for listener in self.listeners:
+            listener(before, session)
 
     def end(self, session_id: str) -> Session | None:
         """Forget a session. Its integer is not used again."""
@@ -106,8 +106,8 @@ class SessionLedger:
         if session is not None:
             del self._ids[session.number]
             self._leave(session)
-            if self.on_change is not None:
-                self.on_change(session, None)
+            for listener in self.listeners:
+                listener(session, None)
         return session
 
     def _leave(self, session: Session | None) -> None:

@@ -51,6 +51,8 @@ class Hub:
         self._tasks: set[asyncio.Future[Any]] = set()
         self.on_expire: Callable[[int], Awaitable[None]] | None = None
         self.on_drop_copy: Callable[[int], Awaitable[None]] | None = None
+        self.on_heard: Callable[[], None] = lambda: None
+        """Called when the engine has told something, or has come or gone."""
         self.on_wanted: Callable[[], None] = lambda: None
         """Called when somebody else than we may want a slot of the engine."""
         self.cleaning = asyncio.Lock()

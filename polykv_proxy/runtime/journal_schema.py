@@ -58,6 +58,9 @@ STEPS = (
     ALTER TABLE pools ADD COLUMN copy_bytes INTEGER;
     ALTER TABLE pools ADD COLUMN copy_start INTEGER NOT NULL DEFAULT 0;
     """,
+    """
+    CREATE TABLE policies (scope INTEGER PRIMARY KEY, policy TEXT NOT NULL) STRICT;
+    """,
 )
 
 

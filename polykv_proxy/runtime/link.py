@@ -108,6 +108,7 @@ class EngineLink:
                     if isinstance(event, Resync):
                         self._hub.telemetry.missed()
                     await self._reconcile()
+                self._hub.on_heard()
         except EngineUnavailableError as error:
             raise EngineError(f"the event stream broke: {error}") from error
         log.debug("the event stream ended")
@@ -137,6 +138,7 @@ class EngineLink:
             self._hub.telemetry.engine_away("lost", reason)
         self._hub.linked = False
         Boots(self._hub.ledger).lost(reason)
+        self._hub.on_heard()
 
     def _set_absent(self, reason: str, remedy: str) -> None:
         if self._hub.absent is None:

@@ -26,6 +26,7 @@ class Topic(StrEnum):
     SESSION = "session"
     REQUEST = "request"
     ENGINE = "engine"
+    DECISION = "decision"
 
 
 @dataclass(frozen=True)

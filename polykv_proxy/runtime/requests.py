@@ -12,13 +12,16 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from polykv_proxy.core.admission.line import Ask
+from polykv_proxy.core.admission.verdict import Outcome, Verdict
 from polykv_proxy.core.attach import Attachment, Course, Miss, Wish, check_explicit_prefix, decide_attach
 from polykv_proxy.core.books import Brought
 from polykv_proxy.core.pools import Pool
-from polykv_proxy.core.prefix import Tokens
+from polykv_proxy.core.prefix import Tokens, common_prefix
 from polykv_proxy.core.sessions import Session
 from polykv_proxy.errors import ApiError, EngineError
 from polykv_proxy.ports import Header
+from polykv_proxy.runtime.admission import Admission, OnHeld, unheard
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.pools import PoolService
 
@@ -35,21 +38,31 @@ class Booked:
     attachment: Attachment
     session: Session | None
     brought: Brought | None = None
+    verdict: Verdict | None = None
 
 
 class RequestDesk:
     """Books requests and closes their HTTP side."""
 
-    def __init__(self, hub: Hub, pools: PoolService) -> None:
+    def __init__(self, hub: Hub, pools: PoolService, admission: Admission) -> None:
         self._hub = hub
         self._pools = pools
+        self._admission = admission
 
-    async def book(self, wish: Wish, dry_run: DryRun) -> Booked:
-        """Decide, wait for the pool where that helps, check an explicit P. ApiError refuses; cancelled when the client leaves."""
+    async def book(self, wish: Wish, dry_run: DryRun, held: OnHeld = unheard) -> Booked:
+        """Admit, decide, wait for the pool where that helps, check an explicit P.
+
+        ApiError refuses; cancelled when the client leaves. `held`: told of the policy that makes it wait.
+        """
         ledger = self._hub.ledger
         begun = self._hub.clock.monotonic()
         req = ledger.take_req()
-        attachment, session = ledger.admit(req, wish, self._hub.clock.wall())
+        verdict = None if self._admission.off else await self._enter(req, wish, dry_run, held)
+        try:
+            attachment, session = ledger.admit(req, wish, self._hub.clock.wall())
+        except ApiError:
+            self._admission.over(req)
+            raise
         if attachment.pool is not None and attachment.pool.seq is not None:
             self._pools.maker.room.expendables.taken(attachment.pool.seq)
         try:
@@ -61,7 +74,40 @@ class RequestDesk:
             raise
         ledger.books.sent(req, self._hub.clock.monotonic() - begun, attachment.miss.value if attachment.miss else None)
         book = ledger.books.get(req)
-        return Booked(req, attachment, session, book.brought if book and attachment.course is Course.ATTACH else None)
+        brought = book.brought if book and attachment.course is Course.ATTACH else None
+        return Booked(req, attachment, session, brought, verdict)
+
+    async def enter_plain(self) -> tuple[int, Verdict]:
+        """Admit a request that has no book: by bounds of the whole server alone. Its number; `Admission.over` ends it."""
+        req = self._hub.ledger.take_req()
+        return req, await self._admission.enter(Ask(req, unruled=True))
+
+    async def _enter(self, req: int, wish: Wish, dry_run: DryRun, held: OnHeld) -> Verdict:
+        """Ask for admission. A pool that is not there, or takes nobody, is said before anybody waits for it."""
+        pool = decide_attach(self._hub.ledger.tree, wish).pool
+        pool_id = None if pool is None else pool.pool_id
+        n_prefix, n_prompt = (0 if pool is None else pool.prefix_len), 0
+        if self._admission.rules(pool_id, wish.session_id):
+            n_prefix, n_prompt = await self._measure(pool, dry_run)
+        return await self._admission.enter(
+            Ask(req, pool_id, wish.session_id, n_prefix, n_prompt, wish.max_tokens, wish.n_tasks, wish.overcommit), held
+        )
+
+    async def _measure(self, pool: Pool | None, dry_run: DryRun) -> tuple[int, int]:
+        """Tokens that the longest of its prompts shares with the pool, and those that are its own.
+
+        Of a prompt that the engine refuses nothing is known: the engine itself will answer for it.
+        """
+        try:
+            prompts = await dry_run()
+        except EngineError as error:
+            log.info("no dry run for admission, the engine answers for itself: %s", error)
+            return (0 if pool is None else pool.prefix_len), 0
+        longest = max(prompts, key=len, default=None)
+        if longest is None:
+            return 0, 0
+        shared = 0 if pool is None else common_prefix(pool.tokens, longest)
+        return shared, len(longest) - shared
 
     async def _settle(self, req: int, attachment: Attachment, wish: Wish) -> Attachment:
         if attachment.course not in {Course.WAIT, Course.REBUILD} or attachment.pool is None:
@@ -119,7 +165,9 @@ class RequestDesk:
     def reply_headers(self, booked: Booked, wish: Wish, headers: Sequence[Header]) -> list[Header]:
         """What the client sees added: the pool, how much was really shared, the session, and its pace or that of the request."""
         added: list[Header] = []
-        pool = booked.attachment.pool
+        pool, verdict = booked.attachment.pool, booked.verdict
+        if verdict is not None and verdict.sessions_remaining is not None:
+            added.append((b"x-sessions-remaining", str(verdict.sessions_remaining).encode()))
         if pool is not None:
             added.append((b"x-pool-id", str(pool.pool_id).encode()))
         if pool is not None or booked.attachment.course is Course.UNSHARED:
@@ -157,7 +205,18 @@ def _echo(booked: Booked) -> dict[str, object]:
         echo[booked.brought.value] = True
     if booked.attachment.miss is not None:
         echo["miss"] = booked.attachment.miss.value
+    verdict = booked.verdict
+    if verdict is not None and verdict.scope is not None:
+        echo["headroom_sessions"] = verdict.headroom_sessions
+        echo["backpressure"] = _backpressure(verdict)
     return echo
+
+
+def _backpressure(verdict: Verdict) -> str:
+    """`warned`: let in although there was no room; `held`: it had to wait; `none`."""
+    if verdict.outcome is Outcome.WARNED:
+        return "warned"
+    return "held" if verdict.waited_s > 0 else "none"
 
 
 def _number(headers: Sequence[Header], wanted: bytes) -> int | None:

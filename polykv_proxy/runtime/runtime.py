@@ -13,12 +13,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from polykv_proxy.core.admission.gate import Limits
 from polykv_proxy.core.ledger import OVERDUE_S, Ledger, LedgerLimits
 from polykv_proxy.core.unmade import Unmade
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.engine.wire import SessionEnded
 from polykv_proxy.errors import ApiError, EngineError, JournalError
 from polykv_proxy.ports import Clock
+from polykv_proxy.runtime.admission import Admission
 from polykv_proxy.runtime.answers import api_error
 from polykv_proxy.runtime.compaction import CompactionService
 from polykv_proxy.runtime.copy_folder import CopyFolder
@@ -66,7 +68,7 @@ class RuntimeOptions:
     `declared` are pools that there are to be, each after its parent. `verify_interval_s`: seconds after which an idle pool is
     verified again, None for never. `off`: why there are none, whatever the engine is; then it is not asked. `remedy`: what helps
     when the engine has none. `kv_disk_bytes`: how many bytes copies may take; 0 for none. `copy_grace_s`: how long they may take
-    before the end.
+    before the end. `admission`: bounds of all requests together.
     """
 
     state_dir: Path | None = None
@@ -78,6 +80,7 @@ class RuntimeOptions:
     remedy: str = "run an engine that has them"
     kv_disk_bytes: int = 0
     copy_grace_s: float = 10.0
+    admission: Limits = field(default_factory=Limits)
 
     @classmethod
     def of(cls, settings: Settings, state_dir: Path | None, declared: Sequence[Declared], remedy: str) -> RuntimeOptions:
@@ -91,6 +94,7 @@ class RuntimeOptions:
             remedy=remedy,
             kv_disk_bytes=settings.kv_disk_bytes or 0,
             copy_grace_s=settings.stop_grace_s,
+            admission=Limits(settings.max_running, settings.max_queued),
         )
 
 
@@ -106,7 +110,8 @@ class Runtime:
         self.compaction = CompactionService(hub, self.lifetimes)
         self.verifier = Verifier(hub, pools)
         self.self_check: SelfCheck | None = None
-        self.requests = RequestDesk(hub, pools)
+        self.admission = Admission(hub, options.admission)
+        self.requests = RequestDesk(hub, pools, self.admission)
         self.link = EngineLink(hub, options.remedy)
         self.declared = DeclaredPools(hub, pools, self.lifetimes, self.link, options.declared)
         self.view = View(hub.ledger, hub.telemetry, hub.clock)
@@ -142,6 +147,7 @@ class Runtime:
         runtime.pools.on_unwanted = runtime.lifetimes.release_unwanted
         try:
             await vault.open()
+            await runtime.admission.load()
         except BaseException:
             await runtime._close()
             raise

@@ -34,8 +34,8 @@ class Telemetry:
         self.n_gaps = 0
         self._ledger = ledger
         self._clock = clock
-        ledger.tree.on_change = self._pool_changed
-        ledger.sessions.on_change = self._session_changed
+        ledger.tree.listeners.append(self._pool_changed)
+        ledger.sessions.listeners.append(self._session_changed)
 
     # -- the engine ---------------------------------------------------------------------------------------------------
 

@@ -19,6 +19,8 @@ import pytest
 from tests.models import ROOT, tiny_model
 
 pytestmark = pytest.mark.engine
+HEARS_CTRL_C = ("env", "--default-signal=INT")
+"""A shell's background jobs ignore it, and so do their children."""
 
 
 @pytest.fixture
@@ -52,11 +54,6 @@ def taken_port() -> Iterator[int]:
         holder.bind(("127.0.0.1", 0))
         holder.listen()
         yield holder.getsockname()[1]
-
-
-def hears_ctrl_c() -> None:
-    """A shell's background jobs ignore it, and so do their children."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @contextlib.contextmanager
@@ -119,13 +116,12 @@ def test_serving_ends_with_all_its_processes(
     """Ctrl-C in the foreground, and a termination from outside, leave neither proxy nor engine."""
     with (
         subprocess.Popen(
-            [*command, "--port", str(free_port)],
+            [*HEARS_CTRL_C, *command, "--port", str(free_port)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
-            preexec_fn=hears_ctrl_c,
         ) as tour,
         ends(tour),
     ):

@@ -24,6 +24,7 @@ from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext, Keys
 from polykv_proxy.api.gate import PoolGate
 from polykv_proxy.api.relay import Relay, RelayProtocol, UpstreamPool
+from polykv_proxy.core.admission.gate import Limits
 from polykv_proxy.core.ledger import LedgerLimits
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.ports import EngineAddress, Plan, Refusal, RelayRequest
@@ -64,7 +65,7 @@ class Rig:
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         sent = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
         request = RelayRequest(b"POST", path.encode(), sent, raw)
-        plan: Plan | Refusal | None = await self.gate.plan(request) if self.gate.concerns(request) else None
+        plan: Plan | Refusal | None = await self.gate.plan(request, lambda _: None) if self.gate.concerns(request) else None
         if isinstance(plan, Refusal):
             return httpx.Response(plan.status, content=plan.body, headers=list(plan.headers))
         try:
@@ -113,6 +114,16 @@ class Rig:
         return reply.json()
 
 
+async def steps(engine: FakeEngine, n: int) -> None:
+    """Let a held engine take some steps."""
+    for _ in range(n):
+        before = engine.t_us
+        engine.go()
+        while engine.t_us == before:
+            await asyncio.sleep(0)
+        engine.hold()
+
+
 @asynccontextmanager
 async def served(engine: FakeEngine, folder: Path) -> AsyncIterator[FakeEngineServer]:
     """The fake engine on a socket."""
@@ -138,6 +149,7 @@ async def rig(
     declared: Sequence[Declared] = (),
     health: dict[str, object] | None = None,
     kv_disk_bytes: int = 0,
+    admission: Limits | None = None,
 ) -> AsyncIterator[Rig]:
     """A running rig. With `server` given, its engine is used and left running. `health`: what the supervisor says."""
     if server is None:
@@ -155,6 +167,7 @@ async def rig(
                 declared=declared,
                 health=health,
                 kv_disk_bytes=kv_disk_bytes,
+                admission=admission,
             ) as whole,
         ):
             yield whole
@@ -162,7 +175,12 @@ async def rig(
     clock = clock or ManualClock()
     client = EngineClient(EngineAddress(uds=str(server.path)), server.engine.key, api_key=server.engine.api_key)
     options = RuntimeOptions(
-        state_dir=state_dir, limits=limits or LedgerLimits(), sweep_s=None, declared=declared, kv_disk_bytes=kv_disk_bytes
+        state_dir=state_dir,
+        limits=limits or LedgerLimits(),
+        sweep_s=None,
+        declared=declared,
+        kv_disk_bytes=kv_disk_bytes,
+        admission=admission or Limits(),
     )
     runtime = await Runtime.start(client, options, clock)
     app = build_app(ApiContext(runtime, keys or Keys(), lambda: health or {}, default_pool=default_pool))

@@ -18,7 +18,7 @@ from polykv_proxy.ports import Plan, RelayRequest
 from polykv_proxy.runtime.rows import SessionRow, StateView
 from polykv_proxy.runtime.view import View
 from tests.fakes.fake_engine import FakeEngine
-from tests.integration.rig import Rig, rig
+from tests.integration.rig import Rig, rig, steps
 
 TOKENS_PER_S = 1000.0
 
@@ -36,16 +36,6 @@ async def until(proxy: Rig, holds: Callable[[StateView], object]) -> StateView:
 
 def of(view: StateView, session_id: str) -> SessionRow:
     return next(row for row in view.sessions if row.session_id == session_id)
-
-
-async def steps(engine: FakeEngine, n: int) -> None:
-    """Let a held engine take some steps."""
-    for _ in range(n):
-        before = engine.t_us
-        engine.go()
-        while engine.t_us == before:
-            await asyncio.sleep(0)
-        engine.hold()
 
 
 def ask(proxy: Rig, session: str, n: int, prompt: str = "one two three") -> Awaitable[object]:
@@ -211,7 +201,7 @@ async def test_a_request_of_no_session_has_its_own_pace(tmp_path: Path) -> None:
     async with rig(tmp_path, FakeEngine(n_slots=1)) as proxy:
         await proxy.pool(prompt="one two three four", name="p")
         body = json.dumps({"prompt": "one two three four five", "n_predict": 40, "pool_id": "p"}).encode()
-        plan = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", [], body))
+        plan = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", [], body), lambda _: None)
         assert isinstance(plan, Plan)
         begun = [(b"x-polykv-slot", b"0"), (b"x-polykv-shared", b"4")]
         assert b"x-session-tps" not in dict(plan.reply_headers(200, begun))

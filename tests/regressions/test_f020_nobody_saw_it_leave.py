@@ -12,7 +12,7 @@ async def test_the_reference_is_back_within_three_seconds(tmp_path: Path) -> Non
     """The engine never hears of it; two seconds and one sweep later nothing runs on the pool, which can be released."""
     async with rig(tmp_path) as proxy:
         await proxy.pool(prompt="a shared beginning", name="p")
-        plan = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", [], b'{"prompt": "x", "pool_id": "p"}'))
+        plan = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", [], b'{"prompt": "x", "pool_id": "p"}'), lambda _: None)
         assert isinstance(plan, Plan)
         plan.done()
         await proxy.runtime.sweep()

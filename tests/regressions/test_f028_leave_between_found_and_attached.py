@@ -77,7 +77,7 @@ async def test_an_engine_that_refuses_or_is_gone_leaves_no_reference(tmp_path: P
         proxy.engine.fail_next("complete", EngineFaultError(500, "server_error", "broken"))
         assert (await proxy.call("/completion", ASK)).status_code == 500
         request = RelayRequest(b"POST", b"/completion", (), b'{"prompt":"x","pool_id":1}')
-        plan = await proxy.gate.plan(request)
+        plan = await proxy.gate.plan(request, lambda _: None)
         assert isinstance(plan, Plan)
         plan.done()
         assert len(proxy.runtime.hub.ledger.books) == 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from polykv_proxy.ports import EngineAddress, Header, Plan, Refusal, RelayRequest
+from polykv_proxy.ports import EngineAddress, Header, Plan, Refusal, RelayRequest, StreamStart
 from tests.fakes.relay_rig import Client, RelayRig, request
 from tests.fakes.stub_engine import Script, Seen, Stub, reply
 
@@ -31,10 +31,15 @@ class Gate:
     def concerns(self, request: RelayRequest) -> bool:
         return True
 
+    counts = False
+
+    async def count(self) -> Plan:
+        raise AssertionError
+
     def objection(self, headers: Sequence[Header]) -> Refusal | None:
         return None
 
-    async def plan(self, request: RelayRequest) -> Plan:
+    async def plan(self, request: RelayRequest, waiting: StreamStart) -> Plan:
         return Plan((), self._added, self._done)
 
     def _added(self, _status: int, _headers: Sequence[Header]) -> Sequence[Header]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from polykv_proxy.ports import EngineAddress, Header, Plan, Refusal, RelayRequest
+from polykv_proxy.ports import EngineAddress, Header, Plan, Refusal, RelayRequest, StreamStart
 from tests.fakes.relay_rig import RelayRig, request
 from tests.fakes.stub_engine import END, SSE_HEAD, Stub, chunk, reply
 
@@ -24,10 +24,15 @@ class Gate:
         self.seen.append(request.body)
         return self.yes
 
+    counts = False
+
+    async def count(self) -> Plan:
+        raise AssertionError
+
     def objection(self, headers: Sequence[Header]) -> Refusal | None:
         return None
 
-    async def plan(self, request: RelayRequest) -> Plan:
+    async def plan(self, request: RelayRequest, waiting: StreamStart) -> Plan:
         return Plan((), lambda _s, _h: (), lambda: None)
 
 

@@ -21,7 +21,7 @@ async def test_a_wrong_key_plans_nothing(headers: dict[str, str], tmp_path: Path
     async with rig(tmp_path, keys=KEYS) as proxy:
         sent = [(name.encode(), value.encode()) for name, value in headers.items()]
         for body in (b'{"pool_id": 99}', b'{"session_id": "s"}', b'{"pool_id": [], "id_slot": 1}'):
-            plan = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", sent, body))
+            plan = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", sent, body), lambda _: None)
             assert getattr(plan, "engine_headers", None) == ()
         assert not list(proxy.runtime.hub.ledger.sessions)
 
@@ -31,7 +31,7 @@ async def test_a_key_that_the_engine_takes_counts_here(headers: dict[str, str], 
     """Each form that the engine accepts, the admin key included."""
     async with rig(tmp_path, keys=KEYS) as proxy:
         sent = [(name.encode(), value.encode()) for name, value in headers.items()]
-        refused = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", sent, b'{"pool_id": 99}'))
+        refused = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", sent, b'{"pool_id": 99}'), lambda _: None)
         assert getattr(refused, "status", None) == 404
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
 from polykv_proxy.api.relay import heads
+from polykv_proxy.api.relay.early import EarlyStream
 from polykv_proxy.api.relay.heads import BadHeadError, Framing
 from polykv_proxy.api.relay.held import Held, can_be_held
 from polykv_proxy.api.relay.reply import Reply, ReplyHead
@@ -55,6 +56,7 @@ class Exchange:
         keep_alive: bool = True,
         expects: bool = False,
         gated: bool = False,
+        counted: bool = False,
         refuse: ApiError | Refusal | None = None,
     ) -> None:
         self.client = client
@@ -73,6 +75,7 @@ class Exchange:
         self._expects = expects
         self.generates = gated
         self._gated = gated and self.relay.gate is not None
+        self._counted = counted
         self._refuse = refuse
         self._buffer = bytearray()
         self._upstream: Upstream | None = None
@@ -80,6 +83,7 @@ class Exchange:
         self._plan: Plan | None = None
         self._retried = False
         self._reply = Reply(client.transport.write, http10=http10)
+        self._early: EarlyStream | None = None
         self._held: Held | None = None
         self._failed = False
 
@@ -102,7 +106,9 @@ class Exchange:
             return
         if self._expects and self.more_body:
             self.client.transport.write(heads.CONTINUE)
-        if not self._gated:
+        if self._counted and self.relay.gate is not None:
+            self._task = self.client.loop.create_task(self._decide(self.relay.gate.count()))
+        elif not self._gated:
             self._acquire()
         elif not self.more_body:
             self._ask_gate()
@@ -149,7 +155,9 @@ class Exchange:
     def refuse(self, error: ApiError | Refusal) -> None:
         """Answer in place of the engine."""
         self._ends_by(Ending.REFUSED)
-        if isinstance(error, Refusal):
+        if self._early is not None:
+            self._broken(error if isinstance(error, ApiError) else self._early.error_of(error.body))
+        elif isinstance(error, Refusal):
             self._answer(error.status, error.headers, error.body)
         else:
             self._answer(error.status, error.headers(), error.body())
@@ -199,16 +207,22 @@ class Exchange:
         except Exception:
             _log.exception("the scan of a request failed; it is relayed as it came")
             concerned = False
-        if concerned:
-            self._task = self.client.loop.create_task(self._decide(request))
+        if concerned and gate is not None:
+            self._task = self.client.loop.create_task(self._decide(gate.plan(request, self._begin_stream)))
         else:
             self._acquire()
 
-    async def _decide(self, request: RelayRequest) -> None:
-        gate = self.relay.gate
-        assert gate is not None
+    def _begin_stream(self, events: bytes) -> None:
+        """The client's event stream begins, or goes on, although the engine has not answered."""
+        if self._early is None:
+            self._early = EarlyStream(self._reply)
+            self.keep_alive = self._early.begin(keep_alive=self.keep_alive)
+        self._reply.body(events)
+        self._reply.flush()
+
+    async def _decide(self, asked: Awaitable[Plan | Refusal]) -> None:
         try:
-            outcome = await gate.plan(request)
+            outcome = await asked
         except ApiError as error:
             self.refuse(error)
             return
@@ -303,6 +317,9 @@ class Exchange:
         """The reply's head: goes to the client at once, or when the body is whole."""
         self._failed = status >= _ERROR
         head = ReplyHead(status, reason, headers, framing, bodiless)
+        if self._early is not None:
+            self._early.head(head)
+            return
         amend = self.relay.amendment(self.method, self.target)
         if amend is not None and can_be_held(head):
             self._held = Held(head, amend)
@@ -326,6 +343,8 @@ class Exchange:
 
     def upstream_body(self, data: bytes) -> None:
         """Bytes of the reply's body."""
+        if self._early is not None and self._early.keeps(data):
+            return
         if self._held is None:
             self._reply.body(data)
         elif not self._held.feed(data):
@@ -351,7 +370,9 @@ class Exchange:
                 self.relay.pool.release(upstream)
             else:
                 upstream.abort()
-        if not self.response_complete:
+        if self._early is not None and (error := self._early.error()) is not None:
+            self._broken(error)
+        elif not self.response_complete:
             self._reply.end()
             self._close()
 

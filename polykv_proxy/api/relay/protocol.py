@@ -161,7 +161,8 @@ class RelayProtocol(HttpToolsProtocol):
             self._to_app()
             return
         refuse = _NOT_FOUND if where is Where.PRIVATE else self._objection() if where is Where.POOLLESS else None
-        self._enqueue(self._exchange(method, framing, gated=where is Where.GENERATE, refuse=refuse))
+        counted = where is Where.POOLLESS and self.relay.gate is not None and self.relay.gate.counts
+        self._enqueue(self._exchange(method, framing, gated=where is Where.GENERATE, counted=counted, refuse=refuse))
 
     def on_body(self, body: bytes) -> None:
         self._moved = True
@@ -187,7 +188,13 @@ class RelayProtocol(HttpToolsProtocol):
         return None if gate is None else gate.objection(self._raw)
 
     def _exchange(
-        self, method: bytes, framing: Framing, *, gated: bool = False, refuse: ApiError | Refusal | None = None
+        self,
+        method: bytes,
+        framing: Framing,
+        *,
+        gated: bool = False,
+        counted: bool = False,
+        refuse: ApiError | Refusal | None = None,
     ) -> Exchange:
         http10 = self.parser.get_http_version() == "1.0"
         expects = any(name.lower() == b"expect" and value.lower() == b"100-continue" for name, value in self._raw)
@@ -201,6 +208,7 @@ class RelayProtocol(HttpToolsProtocol):
             keep_alive=not http10 and self.parser.should_keep_alive(),
             expects=expects and not http10,
             gated=gated,
+            counted=counted,
             refuse=refuse,
         )
 

@@ -81,6 +81,7 @@ def capacity(
     n_prefix: int = 0,
     expected_tokens: int | None = None,
     session: str | None = None,
+    compaction_pressure: float = 0.0,
 ) -> Capacity:
     """For a session of that pool, or of none. `expected_tokens`: private ones, prompt and answer; None is charged by estimate."""
     n_prompt, max_tokens = (expected_tokens, 0) if expected_tokens is not None else (0, None)
@@ -102,7 +103,7 @@ def capacity(
         known_session=known,
         expected_tokens=look.need.cells,
         mean_active_tps=load.mean_active_tps,
-        compaction_pressure=load.compaction_pressure,
+        compaction_pressure=compaction_pressure,
         seq_ids_used=load.seq_ids_used,
         seq_ids_max=load.seq_ids_max,
         n_queued=gate.lines.length(line),

@@ -15,7 +15,8 @@ from polykv_proxy.core.admission.verdict import Finding
 class Ask:
     """One request that wants to start. `n_prompt`: its private tokens, those of the pool's prefix not among them.
 
-    `max_tokens` None: the caller set no limit. `session` None: it named none, and is one of its own while it runs.
+    `max_tokens` None: the caller set no limit. `session` None: it named none, and is one of its own while it runs. `unruled`: no
+    policy has a say, it only counts for the bound of the whole server.
     """
 
     req: int
@@ -26,6 +27,7 @@ class Ask:
     max_tokens: int | None = None
     n_slots: int = 1
     overcommit: bool = False
+    unruled: bool = False
 
 
 @dataclass(slots=True)

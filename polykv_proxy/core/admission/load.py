@@ -39,7 +39,6 @@ class Load:
     n_ctx_slot: int | None = None
     seq_ids_used: int = 0
     seq_ids_max: int = 0
-    compaction_pressure: float = 0.0
     runs: Mapping[int, Run] = field(default_factory=dict)
 
     @property

@@ -106,8 +106,8 @@ class Verdict:
         """For `x-sessions-remaining`, of those that were let in with a warning."""
         return self.headroom_sessions if self.outcome is Outcome.WARNED else None
 
-    def error_extra(self) -> dict[str, object]:
-        """What the error object says beside the message."""
+    def finding_facts(self) -> dict[str, object]:
+        """The ground of the decision, JSON-ready."""
         found = self.finding
         return {
             "arm": found.arm.value,
@@ -116,5 +116,8 @@ class Verdict:
             "threshold": found.threshold,
             "headroom_sessions": self.headroom_sessions,
             "mean_active_tps": self.mean_active_tps,
-            "retry_after": self.retry_after_s,
         }
+
+    def error_extra(self) -> dict[str, object]:
+        """What the error object says beside the message."""
+        return {**self.finding_facts(), "retry_after": self.retry_after_s}

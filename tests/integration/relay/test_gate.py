@@ -10,7 +10,7 @@ import pytest
 
 from polykv_proxy.api.relay import RelayLimits
 from polykv_proxy.errors import ApiError
-from polykv_proxy.ports import EngineAddress, Header, Plan, Refusal, RelayRequest
+from polykv_proxy.ports import EngineAddress, Header, Plan, Refusal, RelayRequest, StreamStart
 from tests.fakes.relay_rig import RelayRig, request
 from tests.fakes.stub_engine import END, SSE_HEAD, Do, Stub, chunk, reply
 
@@ -35,10 +35,15 @@ class Gate:
         self.asked.append(request)
         return b"pool" in request.body
 
+    counts = False
+
+    async def count(self) -> Plan:
+        raise AssertionError
+
     def objection(self, headers: Sequence[Header]) -> Refusal | None:
         return None
 
-    async def plan(self, request: RelayRequest) -> Plan | Refusal:
+    async def plan(self, request: RelayRequest, waiting: StreamStart) -> Plan | Refusal:
         self.planning.set()
         if self._hold:
             try:
