@@ -165,7 +165,8 @@ class Settings(BaseSettings):
                 raise ValueError("arguments after -- start an engine, --engine-url uses a running one: give one of them")
         for name in ("default_pool", "pools", "kv_disk_bytes", "max_running", "max_queued"):
             if self.off and getattr(self, name) is not None:
-                raise ValueError(f"--off relays only, --{name.replace('_', '-')} needs more: give one of them")
+                why = "relays only, {} does more" if name.startswith("max_") else "switches pools off, {} needs them"
+                raise ValueError(f"--off {why.format('--' + name.replace('_', '-'))}: give one of them")
         return self
 
     @property
