@@ -1,7 +1,7 @@
 """What the mean would be with one session more, from what admissions did to it before.
 
 Law: pure; every figure is finite or None. A projection falls with each session that is on its way and not in the mean yet, and
-rises with the mean. What turns lend each other in their gaps is not room: what the mean was below in a fifth of the last
+rises with the mean. What turns lend each other in their gaps is not room: what the mean was below in a tenth of the last
 minute counts, if it is lower than that of this moment (ADR 13).
 """
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from math import isfinite
 
 from polykv_proxy.core.admission.load import Load
 from polykv_proxy.core.admission.policy import Policy
@@ -17,9 +18,9 @@ from polykv_proxy.core.pace import WINDOW_S
 
 ALPHA = 0.3
 MEMORY_S = 60.0
-LOW = 0.2
+LOW = 0.1
 SPACING_S = 0.25
-"""Settled means are kept so long and no closer; a fifth of them may be below what counts."""
+"""Settled means are kept so long and no closer; a tenth of them may be below what counts."""
 FRESH_S = 30.0
 """With nobody decoding: when the last settled mean is older than that, the scope was idle, and has its capacity."""
 GONE_S = 5 * WINDOW_S
@@ -120,7 +121,7 @@ class Forecast:
         self._left_at = -GONE_S
         self._settled: deque[tuple[float, float]] = deque()
         self._low: float | None = None
-        """What a fifth of the settled means is below."""
+        """What a tenth of the settled means is below."""
 
     # -- what comes in ------------------------------------------------------------------------------------------------
 
@@ -178,7 +179,7 @@ class Forecast:
         return max((window.remaining_s(policy, now) for window in self._windows.values()), default=0.0)
 
     def basis(self, load: Load, n_attached: int, pending: Pending, now: float) -> Basis | None:
-        """1. The mean, or what it was below in a fifth of the time; 2. between turns of all: the latter; 3. nothing is known."""
+        """1. The mean, or what it was below in a tenth of the time; 2. between turns of all: the latter; 3. nothing is known."""
         age = now - self._settled[-1][0] if self._settled else MEMORY_S
         low = self._low if age < MEMORY_S else None
         if load.mean_active_tps is not None:
@@ -236,7 +237,7 @@ class Forecast:
             cost_s = max(0.0, 1 / mean - 1 / window.mean_before) / window.n_open
             self.drop_ewma = _folded(self.drop_ewma, drop)
             self.n_samples += 1
-            if window.clean and load.n_active == window.n_before + 1:
+            if window.clean and load.n_active == window.n_before + 1 and isfinite(cost_s):
                 self.cost_s = _folded(self.cost_s, cost_s)
         if window.first_at is not None:
             self._shift(1, window.n_before / (window.n_before + 1))

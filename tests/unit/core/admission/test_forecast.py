@@ -113,9 +113,9 @@ def told(made: Forecast, *means: float, since: float = 0.0) -> float:
 
 
 def test_a_gap_between_turns_is_not_room() -> None:
-    """What the mean was below in a fifth of the last minute counts, with all gone or only some; never more than the mean is."""
+    """What the mean was below in a tenth of the last minute counts, with all gone or only some; never more than the mean is."""
     made = Forecast()
-    now = told(made, 12, 12, *9 * [30])
+    now = told(made, 12, *9 * [30])
     assert made.basis(load(30, 1), 4, Pending(), now) == Basis(30, 1, 0)
     now = told(made, 12, since=now + 1)
     assert made.basis(load(30, 1), 4, Pending(), now) == Basis(12, 1, 0)
@@ -200,19 +200,21 @@ def test_every_figure_is_finite_or_none_and_room_agrees_with_the_projection(
     for what, mean, tokens, took in steps:
         now, n = now + took, n + (what == 0)
         if what == 0:
-            made.admitted(n, load(mean), now)
+            made.admitted(n, load(mean, 3), now)
         elif what == 1:
             made.closed(n, POLICY, load(mean))
         elif what == 2:
             made.left(now)
         else:
-            made.observe(POLICY, load(mean, what, {n: tokens}), now)
+            made.observe(POLICY, load(mean, 4, {n: tokens}), now)
     seen = load(steps[-1][1] if steps else None, 3)
     rooms = []
     for pending in (Pending(warming), Pending(warming + more)):
         basis = made.basis(seen, 4, pending, now)
         projection = made.project(basis, pending)
-        assert all(value is None or isfinite(value) for value in (projection.model, projection.measured, made.drop_ewma))
+        assert all(
+            value is None or isfinite(value) for value in (projection.model, projection.measured, made.drop_ewma, made.cost_s)
+        )
         rooms.append(made.room(basis, pending, 10.0, 1000))
         assert (rooms[-1] > 0) is not (projection.unknown or (projection.used is not None and projection.used < 10.0))
     assert rooms[1] <= rooms[0]
