@@ -1,7 +1,8 @@
-"""The courier: brings packages to the engine by one of four rules, and notes how it went.
+"""The courier: brings packages to the engine by one of five rules, and notes how it went.
 
-`none`: all at once. `naive`: every five seconds one more while the raw mean, those who warm up counted as zero, is at the floor.
-`advisory`: one more when `capacity` says so and nobody warms up. `enforced`: all ask at once; the gate holds them.
+`none`: all at once. `fixed`: as many at a time as the law of the engine says keep the floor. `naive`: every five seconds one more
+while the raw mean, those who warm up counted as zero, is at the floor. `advisory`: one more when `capacity` says so and nobody
+warms up. `enforced`: all ask at once; the gate holds them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from polykv_proxy.core.admission.policy import Mode, OnSaturation, Policy
 from polykv_proxy.core.admission.verdict import Arm, Outcome, Verdict
 from polykv_proxy.core.pace import Pace
 
-RULES = ("none", "naive", "advisory", "enforced")
+RULES = ("none", "fixed", "naive", "advisory", "enforced")
 TICK_S = 0.1
 """The cadence of the engine's counters."""
 NAIVE_S = 5.0
@@ -52,12 +53,18 @@ def policy_for(rule: str, floor: float) -> Policy:
     return Policy(floor, mode, OnSaturation.QUEUE, max_queue=1024, queue_timeout_ms=3_600_000)
 
 
+def at_the_floor(law: StepLaw, floor: float, n_context: float) -> int:
+    """How many decode at once at the floor or above, by the law; at least one."""
+    return max([n for n in range(1, 65) if law.step_s(n, n * n_context, 0) <= 1 / floor], default=1)
+
+
 class Courier:
     """One run. `policy` None: nobody asks anybody."""
 
     def __init__(self, work: Work, law: StepLaw, rule: str, floor: float, policy: Policy | None = None) -> None:
         self.work, self.rule, self.floor = work, rule, floor
         self.engine = SimEngine(law)
+        self.n_fixed = at_the_floor(law, floor, work.n_prefix)
         self.gate = Gate(Limits(), {}.get)
         if rule in {"advisory", "enforced"}:
             self.gate.set_policy(POOL, policy or policy_for(rule, floor))
@@ -117,8 +124,8 @@ class Courier:
     def _spawn(self, now: float) -> None:
         if not self.to_spawn:
             return
-        if self.rule in {"none", "enforced"}:
-            while self.to_spawn:
+        if self.rule in {"none", "enforced", "fixed"}:
+            while self.to_spawn and (self.rule != "fixed" or len(self.agents) < self.n_fixed):
                 self._begin()
         elif now >= self.next_look:
             self.next_look = now + (NAIVE_S if self.rule == "naive" else POLL_S)
