@@ -46,6 +46,7 @@ def diagnose(health: Mapping[str, Any]) -> list[Finding]:
         *_pools_state(pools),
         *_declared(health.get("declared") or {}),
         *_disk(health.get("kv_disk") or {}),
+        *_gpu_share(health.get("gpu_share") or {}),
     ]
     if engine:
         findings += [
@@ -100,6 +101,16 @@ def _disk(disk: Mapping[str, Any]) -> Iterator[Finding]:
     elif disk.get("on"):
         used, most = disk["bytes_used"] / 2**20, disk["bytes_max"] / 2**20
         yield Finding(Level.GOOD, f"KV on disk: {disk['n_copies']} copies, {used:.0f} of {most:.0f} MiB")
+
+
+def _gpu_share(share: Mapping[str, Any]) -> Iterator[Finding]:
+    if share.get("enabled") and share.get("share_pct") is not None:
+        n_peers = share["n_peers"]
+        beside = f"{n_peers} other engine{'' if n_peers == 1 else 's'} on the device"
+        yield Finding(Level.GOOD, f"GPU share: {beside}, weight {share['weight']:g} is {share['share_pct']:g} % of it now")
+    elif share.get("gpu_key") is not None:
+        why = share.get("why") or "the engine has no place in the registry"
+        yield Finding(Level.WARN, f"GPU share: the device is not shared: {why}", "see docs/gpu-share.md")
 
 
 def _model(engine: Mapping[str, Any]) -> Iterator[Finding]:

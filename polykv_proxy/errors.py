@@ -64,6 +64,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "engine_protocol": Kind(502, "server_error"),
         "journal_failed": Kind(507, "server_error"),
         "pools_unsupported": Kind(501, "not_supported_error"),
+        "gpu_share_off": Kind(501, "not_supported_error"),
         "engine_starting": Kind(503, _AWAY),
         "engine_unavailable": Kind(503, _AWAY),
         "draining": Kind(503, _AWAY),
@@ -107,7 +108,7 @@ class ApiError(PolykvError):
     @property
     def passing(self) -> bool:
         """May the same be possible later, without a change of what was asked for?"""
-        return self.status == 429 or (self.status >= 500 and self.code != "pools_unsupported")
+        return self.status == 429 or (self.status >= 500 and self.status != 501)
 
     def body(self) -> bytes:
         """JSON bytes of the answer."""

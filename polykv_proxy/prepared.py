@@ -102,7 +102,18 @@ def prepare(settings: Settings, env: Mapping[str, str] | None = None) -> Prepare
     address = addresses.private_address(folder, unix_socket=binary.unix_socket)
     key = "" if settings.off else secrets.token_hex(16)
     keys = _keys(settings, env)
-    options = EngineOptions(binary, address, key, max_pools, settings.model, ",".join(keys.all) or None, settings.engine_args)
+    options = EngineOptions(
+        binary,
+        address,
+        key,
+        max_pools,
+        settings.model,
+        ",".join(keys.all) or None,
+        settings.engine_args,
+        settings.gpu_share,
+        settings.gpu_share_weight,
+        settings.gpu_share_key,
+    )
     argv, engine_env = command(options, env)
     return Prepared(settings, listener, address, key, keys, prefix, argv, engine_env, folder, declared)
 

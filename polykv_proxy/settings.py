@@ -30,6 +30,7 @@ from polykv_proxy.core.pools import NAME_RULE, is_pool_number, valid_name
 from polykv_proxy.errors import SettingsError
 
 ENV_PREFIX = "POLYKV_"
+_SECRETS = frozenset({"engine_key", "api_key", "admin_key"})
 _KEY = re.compile(r"[!-+\--~]+")
 
 
@@ -78,6 +79,20 @@ class Settings(BaseSettings):
         None,
         gt=0,
         description="Bytes that copies of pools' KV may take on disk, in STATE_DIR/kv, such as 20GiB. Default: no copies.",
+    )
+    gpu_share: Literal["on", "off"] | None = Field(
+        None, description="Whether the engine takes turns with others on its device, on or off. Default: on where it has a GPU."
+    )
+    gpu_share_weight: float | None = Field(
+        None,
+        ge=0.001,
+        le=1000,
+        description="The engine's share of its device beside others that compute, relative to their weights. Default: 1.",
+    )
+    gpu_share_key: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9._-]{1,64}$",
+        description="Engines with one key share one device. Default: made of the device's id; engines without a GPU need one.",
     )
     session_ttl_s: float = Field(600.0, gt=0, description="Seconds after which an idle session ends.")
     max_running: int | None = Field(
@@ -160,6 +175,13 @@ class Settings(BaseSettings):
                 if getattr(self, name) is not None:
                     raise ValueError(
                         f"--{name.replace('_', '-')} starts an engine, --engine-url uses a running one: give one of them"
+                    )
+            for name in ("gpu_share", "gpu_share_weight", "gpu_share_key"):
+                if getattr(self, name) is not None:
+                    variable = f"LLAMA_ARG_{name.upper()}"
+                    raise ValueError(
+                        f"--{name.replace('_', '-')} goes to an engine that is started, --engine-url uses a running one: "
+                        f"start that with {variable}"
                     )
             if self.engine_args:
                 raise ValueError("arguments after -- start an engine, --engine-url uses a running one: give one of them")
@@ -255,5 +277,5 @@ def _explain(error: dict[str, Any], flags: Mapping[str, Any], variables: Mapping
         where = variable(name)
     else:
         where = f"{file}: {name}"
-    secret = "key" in name
+    secret = name in _SECRETS
     return f"{where}{'' if secret else ' ' + str(error.get('input'))}: {message}"

@@ -1,4 +1,4 @@
-"""What `/slots` and `/props` say besides what the engine says: pool, session, speed and room of each slot; our configuration.
+"""What `/slots` and `/props` say besides what the engine says: pool, session, speed and room of each slot; our settings; peers.
 
 Law: additive only, and only where the engine has pools. By what was heard of it: nobody is asked. A page that is not of the known
 form stays what it is.
@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from polykv_proxy.api.pages import peers_page
 from polykv_proxy.api.splice import into_each, into_object
 from polykv_proxy.api.wire import LEASE_S
 from polykv_proxy.core.admission.policy import DEFAULT_SCOPE
@@ -74,7 +75,8 @@ class Additions:
         return None if tps is None else round(tps, 3)
 
     def _props(self, raw: bytes) -> bytes | None:
-        return into_object(raw, {"opencoti": {"polykv": self._config()}})
+        gpu_share = peers_page(self._runtime.hub.telemetry.peers.look())
+        return into_object(raw, {"opencoti": {"polykv": self._config(), "gpu_share": gpu_share}})
 
     def _admission(self) -> Mapping[str, object]:
         """The default policy, and how many pools have one of their own."""

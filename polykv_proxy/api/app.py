@@ -1,4 +1,4 @@
-"""The application for `/polykv/*`: routes, keys, errors. The relay never passes through here.
+"""The application for `/polykv/*` and `/gpu/*`: routes, keys, errors. The relay never passes through here.
 
 Law: made from an ApiContext; holds no state of its own.
 """
@@ -11,6 +11,7 @@ from polykv_proxy.api.admission_routes import admission_routes
 from polykv_proxy.api.capacity_routes import capacity_routes
 from polykv_proxy.api.context import ApiContext, require_key
 from polykv_proxy.api.error_handlers import install
+from polykv_proxy.api.gpu_routes import gpu_routes
 from polykv_proxy.api.lifetime_routes import lifetime_routes
 from polykv_proxy.api.line_end import LineEnd
 from polykv_proxy.api.look_routes import look_routes
@@ -48,6 +49,7 @@ def build_app(context: ApiContext) -> FastAPI:
         admission_routes,
         capacity_routes,
         stream_routes,
+        gpu_routes,
     ):
         app.include_router(routes(context), dependencies=guard)
     return app

@@ -10,11 +10,22 @@ from collections.abc import Iterable, Mapping
 
 from polykv_proxy.core.ledger import Ledger
 from polykv_proxy.core.savings import Amount, Where, summed
-from polykv_proxy.runtime.rows import PoolRow, StateView, as_json
+from polykv_proxy.runtime.rows import GpuRow, PoolRow, StateView, as_json
 from polykv_proxy.runtime.savings import as_object
 
 MOST_POOLS = 100
 """Listed of one day; its sum has all."""
+
+
+def peers_page(row: GpuRow) -> dict[str, object]:
+    """Who shares the device."""
+    return {
+        "enabled": row.enabled,
+        "why": row.why,
+        "gpu_key": row.gpu_key,
+        "self": as_json(row.me) if row.me is not None else None,
+        "peers": [as_json(peer) for peer in row.peers],
+    }
 
 
 class PoolsPage:

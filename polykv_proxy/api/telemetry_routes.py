@@ -46,7 +46,13 @@ def health_route(context: ApiContext) -> APIRouter:
             facts = {key: value for key, value in facts.items() if key not in _DETAILS}
             declared = {key: value for key, value in declared.items() if key != "pools"} if declared is not None else None
             kv_disk = {**kv_disk, "paused": kv_disk["paused"] is not None}
-        return JSONResponse({**facts, "pools": _pools(), "declared": declared, "kv_disk": kv_disk})
+        return JSONResponse({**facts, "pools": _pools(), "declared": declared, "kv_disk": kv_disk, "gpu_share": _gpu_share()})
+
+    def _gpu_share() -> dict[str, object]:
+        """Numbers only: names of peers are for holders of a key."""
+        row = hub.telemetry.peers.look()
+        facts = {"enabled": row.enabled, "why": row.why, "gpu_key": row.gpu_key, "n_peers": len(row.peers)}
+        return {**facts, "weight": row.me.weight if row.me else None, "share_pct": row.me.share_pct if row.me else None}
 
     def _pools() -> dict[str, object]:
         if hub.absent is not None:

@@ -16,6 +16,7 @@ from polykv_proxy.core.prefix import INT32_MAX, as_tokens
 from polykv_proxy.core.sessions import MAX_ID, valid_session_id
 from polykv_proxy.core.verification import MAX_POSITIONS
 from polykv_proxy.errors import ApiError
+from polykv_proxy.gpu_share.layout import MAX_WEIGHT, MIN_WEIGHT
 from polykv_proxy.runtime.orders import PoolSpec
 from polykv_proxy.runtime.prefixes import Conversation
 from polykv_proxy.runtime.verifier import CheckOrder
@@ -148,6 +149,14 @@ class NoFields(BaseModel):
     """`POST /polykv/pools/{id}/evict` and `flush`."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class SetWeight(BaseModel):
+    """`POST /gpu/weight`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    weight: Annotated[float, Field(ge=MIN_WEIGHT, le=MAX_WEIGHT, allow_inf_nan=False, strict=True)]
 
 
 class VerifyPool(BaseModel):

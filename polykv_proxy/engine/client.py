@@ -158,6 +158,10 @@ class EngineClient:
         """What the engine may give up when cells run out, in this order; takes the place of the list before."""
         await self._call("POST", f"{self._root}/expendable", json={"seqs": [str(seq) for seq in seqs]})
 
+    async def set_gpu_weight(self, weight: float) -> wire.GpuShare:
+        """The engine's weight among those that share its device, from the next look of each of them on."""
+        return _parse(wire.GpuShare, (await self._call("POST", f"{self._root}/gpu", json={"weight": weight})).content)
+
     async def save_seq(self, seq: SeqRef, path: Path, start: int) -> None:
         """Write the KV of `[start, L)` to a file, whole or not at all. `path` is absolute and the engine's. No time limit."""
         await self._call("POST", f"{self._root}/seqs/{seq}/save", json={"path": str(path), "from": start}, timeout=FILE_TIMEOUT)

@@ -39,6 +39,9 @@ class EngineOptions:
     model: Path | None = None
     api_key: str | None = None
     args: Sequence[str] = ()
+    gpu_share: str | None = None
+    gpu_share_weight: float | None = None
+    gpu_share_key: str | None = None
 
 
 def command(options: EngineOptions, base_env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
@@ -58,6 +61,9 @@ def command(options: EngineOptions, base_env: Mapping[str, str]) -> tuple[list[s
     if options.key:
         env["LLAMA_ARG_POLYKV_KEY"] = options.key
         env["LLAMA_ARG_POLYKV_MAX_POOLS"] = str(options.max_pools)
+    for name in ("gpu_share", "gpu_share_weight", "gpu_share_key"):
+        if (value := getattr(options, name)) is not None:
+            env[f"LLAMA_ARG_{name.upper()}"] = str(value)
     if options.api_key:
         env["LLAMA_API_KEY"] = options.api_key
     return argv, env

@@ -170,6 +170,16 @@ class KvBytes(_Wire):
     total: int = 0
 
 
+class GpuShare(_Wire):
+    """What the engine shares its device by; `why` it does not. `slot` is -1 while it has no place in the registry."""
+
+    enabled: bool = False
+    why: str | None = None
+    gpu_key: str | None = None
+    slot: int = -1
+    weight: float = 1.0
+
+
 class State(_Wire):
     """`GET state`."""
 
@@ -182,6 +192,7 @@ class State(_Wire):
     cells: Cells = Cells()
     cells_swa: Cells = Cells()
     kv_bytes: KvBytes = KvBytes()
+    gpu_share: GpuShare = GpuShare()
 
     def work(self) -> object:
         """What is another value whenever the engine has done something. `update` counts only while a slot works: of an idle engine

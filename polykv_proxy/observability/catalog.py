@@ -92,6 +92,17 @@ MAX_DISK_BYTES = _gauge("polykv_disk_bytes_max", "Bytes that copies may take; 0 
 COPIES = _counter("polykv_disk_copies", "Copies of pools' KV, by what became of them.", "outcome")
 CHECKS = _counter("polykv_pool_checks", "Self-checks of pools, asked for or at intervals.", "verdict")
 
+# -- the device -------------------------------------------------------------------------------------------------------------
+
+GPU_SHARED = _gauge("polykv_gpu_share_enabled", "1 while the engine's device has a registry in which it can be found.")
+GPU_PEERS = _gauge("polykv_gpu_peers", "Living engines on the device, ours included.")
+GPU_SLOT = _gauge("polykv_gpu_slot", "Our engine's slot in the registry: its label `peer`. Absent while it has none.")
+PEER_WEIGHT = _gauge("polykv_gpu_peer_weight", "Weight of an engine on the device, by its slot (0 to 15).", "peer")
+PEER_SHARE = _gauge("polykv_gpu_peer_share_ratio", "Part of the device that it gets while those that are active compute.", "peer")
+PEER_BUSY = _gauge("polykv_gpu_peer_busy_ratio", "Part of the time in which it computed.", "peer")
+PEER_ACTIVE = _gauge("polykv_gpu_peer_active", "1 while it has computed within two seconds.", "peer")
+PEER_AGE = _gauge("polykv_gpu_peer_heartbeat_age_seconds", "Since it last said that it lives.", "peer")
+
 # -- the proxy and its engine -----------------------------------------------------------------------------------------------
 
 BUILD = _info("polykv_build", "This proxy.", "version")

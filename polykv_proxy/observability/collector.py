@@ -23,7 +23,7 @@ from polykv_proxy.observability import catalog
 from polykv_proxy.observability.contract import ServerFacts, Tokens
 from polykv_proxy.observability.engine_source import EngineSource, Failure
 from polykv_proxy.observability.pool_labels import NONE, PoolCounter, PoolLabels
-from polykv_proxy.runtime.rows import StateView
+from polykv_proxy.runtime.rows import GpuRow, StateView
 
 Word = TypeVar("Word", bound=StrEnum)
 
@@ -85,6 +85,7 @@ class ProxyCollector(Collector):
         yield from self._requests()
         yield from self._speed(view)
         yield from self._kv(view)
+        yield from _device(view.gpu)
         yield from self._proxy(view)
 
     def _pools(self, view: StateView) -> Iterator[Metric]:
@@ -174,6 +175,20 @@ class ProxyCollector(Collector):
         yield catalog.LOOP_LAG.histogram(self._from.loop_lag)
         yield catalog.JOURNAL_ERRORS.one(counts.journal_errors)
         yield catalog.REPLAYS.one(counts.replays)
+
+
+def _device(gpu: GpuRow) -> Iterator[Metric]:
+    """Peers by slot: the registry has sixteen."""
+    yield catalog.GPU_SHARED.one(gpu.enabled)
+    rows = ([gpu.me] if gpu.me else []) + list(gpu.peers)
+    yield catalog.GPU_PEERS.one(len(rows))
+    if gpu.me is not None:
+        yield catalog.GPU_SLOT.one(gpu.me.slot)
+    yield catalog.PEER_WEIGHT.each({str(row.slot): row.weight for row in rows})
+    yield catalog.PEER_SHARE.each({str(row.slot): row.share_pct / 100 for row in rows})
+    yield catalog.PEER_BUSY.each({str(row.slot): row.busy_pct / 100 for row in rows})
+    yield catalog.PEER_ACTIVE.each({str(row.slot): row.active for row in rows})
+    yield catalog.PEER_AGE.each({str(row.slot): row.heartbeat_age_ms / 1000 for row in rows})
 
 
 def _tokens(tokens: Tokens, name: str) -> Iterator[Metric]:

@@ -15,6 +15,7 @@ _CODES = {
     "too_long": "cannot_fit",
     "memory_class": "pools_unsupported",
     "pools_off": "pools_unsupported",
+    "gpu_share_off": "gpu_share_off",
     "invalid_request_error": "invalid_request",
 }
 

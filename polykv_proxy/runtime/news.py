@@ -27,6 +27,7 @@ class Topic(StrEnum):
     REQUEST = "request"
     ENGINE = "engine"
     DECISION = "decision"
+    PEER = "peer"
 
 
 @dataclass(frozen=True)

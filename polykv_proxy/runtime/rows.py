@@ -120,6 +120,34 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True)
+class PeerRow:
+    """One engine on the device. `share_pct` by the schedule: what it gets while those that are active now compute."""
+
+    pid: int
+    name: str
+    slot: int
+    weight: float
+    share_pct: float
+    busy_pct: float
+    active: bool
+    heartbeat_age_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRow:
+    """Who shares the engine's device; `why` nothing is known of that. `me` is our engine, None while it has no place."""
+
+    enabled: bool
+    gpu_key: str | None
+    why: str | None
+    me: PeerRow | None
+    peers: tuple[PeerRow, ...]
+
+
+NO_DEVICE = GpuRow(enabled=False, gpu_key=None, why=None, me=None, peers=())
+
+
+@dataclass(frozen=True, slots=True)
 class StateView:
     """Everything at one moment. `linked`: the engine is followed; else its part is what is left of it."""
 
@@ -130,6 +158,7 @@ class StateView:
     whole: Whole
     pools: tuple[PoolRow, ...]
     sessions: tuple[SessionRow, ...]
+    gpu: GpuRow = NO_DEVICE
 
     def pool(self, pool_id: int) -> PoolRow | None:
         """The row of a pool."""

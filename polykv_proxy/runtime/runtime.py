@@ -68,7 +68,7 @@ class RuntimeOptions:
     `declared` are pools that there are to be, each after its parent. `verify_interval_s`: seconds after which an idle pool is
     verified again, None for never. `off`: why there are none, whatever the engine is; then it is not asked. `remedy`: what helps
     when the engine has none. `kv_disk_bytes`: how many bytes copies may take; 0 for none. `copy_grace_s`: how long they may take
-    before the end. `admission`: bounds of all requests together.
+    before the end. `admission`: bounds of all requests together. `gpu_share_key`: of the device, where it was given.
     """
 
     state_dir: Path | None = None
@@ -81,6 +81,7 @@ class RuntimeOptions:
     kv_disk_bytes: int = 0
     copy_grace_s: float = 10.0
     admission: Limits = field(default_factory=Limits)
+    gpu_share_key: str | None = None
 
     @classmethod
     def of(cls, settings: Settings, state_dir: Path | None, declared: Sequence[Declared], remedy: str) -> RuntimeOptions:
@@ -95,6 +96,7 @@ class RuntimeOptions:
             kv_disk_bytes=settings.kv_disk_bytes or 0,
             copy_grace_s=settings.stop_grace_s,
             admission=Limits(settings.max_running, settings.max_queued),
+            gpu_share_key=settings.gpu_share_key if settings.gpu_share != "off" else None,
         )
 
 
@@ -138,6 +140,7 @@ class Runtime:
         for pool, placement in found.pools:
             ledger.restore(pool, placement)
         hub = Hub(ledger, client, journal, clock)
+        hub.telemetry.peers.expect(options.gpu_share_key)
         await hub.telemetry.savings.load()
         view = View(ledger, hub.telemetry, clock)
 
@@ -216,6 +219,7 @@ class Runtime:
             await self.pools.maker.room.expendables.refresh()
         await self.pools.sweep()
         await self._save_access()
+        hub.telemetry.peers.sweep()
         await hub.telemetry.savings.sweep()
 
     async def look(self) -> StateView:

@@ -19,6 +19,7 @@ from polykv_proxy.engine.wire import Counters, Hello, State
 from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.live import Live
 from polykv_proxy.runtime.news import News, Topic
+from polykv_proxy.runtime.peers import Peers
 from polykv_proxy.runtime.savings import SavingsBook
 
 
@@ -28,6 +29,7 @@ class Telemetry:
     def __init__(self, ledger: Ledger, clock: Clock, savings: SavingsBook) -> None:
         self.savings = savings
         self.news = News(clock, ledger.first_number)
+        self.peers = Peers(self.news, clock)
         self.live = Live()
         self.throughput = Throughput()
         self.turns = TurnTally()
@@ -42,6 +44,7 @@ class Telemetry:
     def engine_ready(self, hello: Hello, state: State) -> None:
         """It was greeted, and its state read."""
         self.live.saw(state)
+        self.peers.engine_says(state.gpu_share)
         self.throughput.boot(hello.boot_id)
         self.savings.boot(hello.boot_id)
         self.news.publish(Topic.ENGINE, "linked", boot_id=hello.boot_id, reason=None)

@@ -48,6 +48,7 @@ class View:
             whole=self._whole(accounts, speeds, sessions, hello, state),
             pools=tuple(self._pool(pool, accounts, speeds) for pool in self._ledger.tree),
             sessions=sessions,
+            gpu=self._telemetry.peers.look(),
         )
 
     def pool(self, pool: Pool, state: State | None) -> Mapping[str, object]:

@@ -57,6 +57,7 @@ class FakeEngine:
         self.kv = Contents()
         self._telling: set[asyncio.Future[None]] = set()
         self.counters_s = 0.02
+        self.gpu_share: dict[str, object] = {"enabled": False, "why": "a toy computes on no GPU"}
         self.boot()
 
     # -- boot, time, facts ------------------------------------------------------------------------------------------------
@@ -112,7 +113,7 @@ class FakeEngine:
         return len({cell for holder in [*self.seqs.values(), *self.slots] for cell in holder.cells})
 
     def state(self) -> dict:
-        return {**self._now(), **self._held()}
+        return {**self._now(), **self._held(), "gpu_share": self.gpu_share}
 
     def _held(self) -> dict[str, list[dict]]:
         return held(list(self.seqs.values()), self.slots, self.n_ctx)

@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from tests.fakes import fake_files
+from tests.fakes.fake_device import set_weight
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_records import Ask, EngineFaultError, Facts, opencoti
 from tests.fakes.fake_room import set_expendable
@@ -100,6 +101,7 @@ class FakeEngineServer:
             Route("/_polykv/v1/events", self._events),
             Route("/_polykv/v1/seqs", self._make, methods=["POST"]),
             Route("/_polykv/v1/expendable", self._expendable, methods=["POST"]),
+            Route("/_polykv/v1/gpu", self._gpu, methods=["POST"]),
             Route("/_polykv/v1/seqs/restore", self._restore, methods=["POST"]),
             Route("/_polykv/v1/seqs/{ref}/tokens", self._tokens),
             Route("/_polykv/v1/seqs/{ref}/save", self._save, methods=["POST"]),
@@ -164,6 +166,9 @@ class FakeEngineServer:
 
     async def _restore(self, request: Request) -> Response:
         return JSONResponse(await fake_files.restore(self.engine, await request.json()))
+
+    async def _gpu(self, request: Request) -> Response:
+        return JSONResponse(set_weight(self.engine, await request.json()))
 
     async def _expendable(self, request: Request) -> Response:
         return JSONResponse(set_expendable(self.engine, await request.json()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from polykv_proxy.runtime.rows import PoolRow, SessionRow, StateView, Whole
+from polykv_proxy.runtime.rows import GpuRow, PeerRow, PoolRow, SessionRow, StateView, Whole
 
 
 def pool(pool_id: int, **facts: object) -> PoolRow:
@@ -44,6 +44,8 @@ WHOLE = Whole(
     saved_tokens=400,
     saved_s=4.0,
 )
+PEER = PeerRow(pid=7, name="m", slot=0, weight=2.0, share_pct=100.0, busy_pct=50.0, active=True, heartbeat_age_ms=100)
+GPU = GpuRow(enabled=True, gpu_key="k", why=None, me=PEER, peers=(replace(PEER, slot=3, share_pct=0.0),))
 FULL = StateView(
     seq=1,
     ts=0.0,
@@ -52,5 +54,13 @@ FULL = StateView(
     whole=WHOLE,
     pools=(pool(1),),
     sessions=(session(1, 5.0), session(1, None), session(None, 2.0)),
+    gpu=GPU,
 )
-EMPTY = replace(FULL, linked=False, whole=replace(WHOLE, mean_active_tps=None), pools=(), sessions=())
+EMPTY = replace(
+    FULL,
+    linked=False,
+    whole=replace(WHOLE, mean_active_tps=None),
+    pools=(),
+    sessions=(),
+    gpu=GpuRow(enabled=False, gpu_key=None, why="a toy", me=None, peers=()),
+)

@@ -26,6 +26,8 @@ ENGINE: dict[str, Any] = {
 }
 HEALTH: dict[str, Any] = {"state": "ready", "restarts": 0, "command": ["./llamafile"], "pools": {"state": "on", "engine": ENGINE}}
 
+SHARE: dict[str, Any] = {"enabled": True, "why": None, "gpu_key": "k", "n_peers": 0, "weight": 2.0, "share_pct": 66.667}
+
 
 def changed(**engine: object) -> dict[str, Any]:
     health = copy.deepcopy(HEALTH)
@@ -40,6 +42,12 @@ def test_a_healthy_engine_has_only_good_findings() -> None:
     assert any("2.0 KiB per token" in finding.text for finding in findings)
 
 
+def test_the_share_of_the_device_is_said() -> None:
+    """Who else is there, and what the weight is worth now."""
+    said = [finding.text for finding in diagnose({**HEALTH, "gpu_share": {**SHARE, "n_peers": 1}}) if "GPU" in finding.text]
+    assert said == ["GPU share: 1 other engine on the device, weight 2 is 66.667 % of it now"]
+
+
 @pytest.mark.parametrize(
     ("health", "level", "text"),
     [
@@ -48,6 +56,7 @@ def test_a_healthy_engine_has_only_good_findings() -> None:
         ({"pools": {"state": "off", "reason": "stock engine"}}, Level.BAD, "stock engine"),
         ({"pools": {"state": "unknown", "reason": "starting"}}, Level.WARN, "starting"),
         ({**HEALTH, "declared": {"n_declared": 3, "n_failed": 2}}, Level.WARN, "2 of 3 declared pools"),
+        ({**HEALTH, "gpu_share": {**SHARE, "enabled": False, "why": "it went"}}, Level.WARN, "not shared: it went"),
         (
             {**HEALTH, "declared": {"n_failed": 1, "pools": [{"name": "a", "outcome": "failed", "reason": "too long"}]}},
             Level.WARN,

@@ -27,6 +27,16 @@ def test_a_flag_wins_over_a_variable_over_the_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "env", "file", "message"),
     [
+        ({"gpu_share_weight": 0}, {}, "", "--gpu-share-weight 0: input should be greater than or equal to 0.001"),
+        ({}, {"POLYKV_GPU_SHARE_KEY": "a/b"}, "", "POLYKV_GPU_SHARE_KEY a/b: string should match pattern"),
+        ({"gpu_share": "maybe"}, {}, "", "--gpu-share maybe: input should be 'on' or 'off'"),
+        (
+            {"engine_url": "http://h:1", "gpu_share_weight": 2.0},
+            {},
+            "",
+            "--gpu-share-weight goes to an engine that is started, --engine-url uses a running one: "
+            "start that with LLAMA_ARG_GPU_SHARE_WEIGHT",
+        ),
         ({"port": 70000}, {}, "", "--port 70000: input should be less than or equal to 65535"),
         ({}, {"POLYKV_PORT": "x"}, "", "POLYKV_PORT x: input should be a valid integer"),
         ({"max_pools": "many"}, {}, "", "--max-pools many: write auto, or a number from 0 to 255"),

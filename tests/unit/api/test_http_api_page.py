@@ -5,14 +5,14 @@ from pathlib import Path
 
 from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext
-from polykv_proxy.api.wire import CompactPool, CreatePool, ForkPool, PinPool, UnpinPool, VerifyPool
+from polykv_proxy.api.wire import CompactPool, CreatePool, ForkPool, PinPool, SetWeight, UnpinPool, VerifyPool
 from polykv_proxy.core.pools import Residency
 from polykv_proxy.core.retention import Keep
 from polykv_proxy.errors import KINDS
 from polykv_proxy.observability.engine_source import EngineSource
 from polykv_proxy.observability.page import MetricsPage
 from polykv_proxy.runtime.news import Topic
-from polykv_proxy.runtime.rows import PoolRow, PoolSession, SessionRow, Whole
+from polykv_proxy.runtime.rows import PeerRow, PoolRow, PoolSession, SessionRow, Whole
 from tests.integration.rig import rig
 
 PAGE = (Path(__file__).parents[3] / "docs" / "http-api.md").read_text()
@@ -32,7 +32,9 @@ async def test_every_route_has_a_heading_and_every_heading_a_route(tmp_path: Pat
 def test_every_field_and_word_is_on_the_page() -> None:
     """Body fields of our verbs, residencies, and what keeps a pool stand on the page."""
     for field in {
-        name for model in (CreatePool, ForkPool, CompactPool, PinPool, UnpinPool, VerifyPool) for name in model.model_fields
+        name
+        for model in (CreatePool, ForkPool, CompactPool, PinPool, UnpinPool, VerifyPool, SetWeight)
+        for name in model.model_fields
     }:
         assert f"`{field}`" in PAGE, field
     for word in (*Residency, *(keep for keep in Keep if keep is not Keep.GRACE)):
@@ -48,7 +50,7 @@ def test_the_error_table_has_every_code_under_its_status() -> None:
 
 def test_every_field_that_is_shown_is_on_the_page() -> None:
     """Rows of pools, of sessions and of the whole, and the topics of events."""
-    for row in (PoolRow, PoolSession, SessionRow, Whole):
+    for row in (PoolRow, PoolSession, SessionRow, Whole, PeerRow):
         for field in row.__slots__:
             assert f'"{field}"' in PAGE, field
     for topic in Topic:

@@ -34,6 +34,14 @@ def test_keys_travel_in_the_environment_only() -> None:
     }
 
 
+def test_gpu_share_travels_in_the_environment_where_it_is_given() -> None:
+    """What is not given is left to the engine, and to what stands in the environment."""
+    given = EngineOptions(BINARY, EngineAddress(uds="/r/engine.sock"), "", 0, gpu_share_weight=2.5, gpu_share_key="a")
+    _, env = command(given, {"LLAMA_ARG_GPU_SHARE": "on", "LLAMA_ARG_GPU_SHARE_KEY": "b"})
+    found = {name: value for name, value in env.items() if "GPU_SHARE" in name}
+    assert found == {"LLAMA_ARG_GPU_SHARE": "on", "LLAMA_ARG_GPU_SHARE_WEIGHT": "2.5", "LLAMA_ARG_GPU_SHARE_KEY": "a"}
+
+
 def test_a_llamafile_is_told_to_serve() -> None:
     """A binary that knows --nobrowser gets its two flags, and TCP where it knows no unix sockets."""
     binary = EngineBinary(Path("x"), unix_socket=False, llamafile_cli=True, has_model=True)
