@@ -103,6 +103,19 @@ PEER_BUSY = _gauge("polykv_gpu_peer_busy_ratio", "Part of the time in which it c
 PEER_ACTIVE = _gauge("polykv_gpu_peer_active", "1 while it has computed within two seconds.", "peer")
 PEER_AGE = _gauge("polykv_gpu_peer_heartbeat_age_seconds", "Since it last said that it lives.", "peer")
 
+# -- admission --------------------------------------------------------------------------------------------------------------
+
+DECISIONS = _counter("polykv_admission_decisions", "Requests by the arm that decided about them, and how.", "arm", "outcome")
+HOLDS = _counter("polykv_admission_holds", "Requests that had to wait, by the arm that made them.", "arm")
+ADVICE = _counter("polykv_admission_advised", "What advisory policies would have done, had they been enforced.", "arm", "outcome")
+WAITS = _histogram("polykv_admission_wait_seconds", "How long those who had to wait waited, let in or not.")
+QUEUED = _gauge("polykv_admission_queued", "Requests that wait to be admitted.")
+ADMITTED = _gauge("polykv_admission_running", "Admitted requests that are not over.")
+FLOOR_TPS = _gauge(
+    "polykv_admission_floor_tps", "Tokens per second that the mean is to keep, where a policy was set.", "pool", "mode"
+)
+SETTLING = _gauge("polykv_admission_settling", "Policies whose last admissions are still being measured.", "pool")
+
 # -- the proxy and its engine -----------------------------------------------------------------------------------------------
 
 BUILD = _info("polykv_build", "This proxy.", "version")

@@ -14,12 +14,14 @@ from typing import TypeVar
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
+from polykv_proxy.core.admission.gate import Gate
 from polykv_proxy.core.histogram import Histogram
 from polykv_proxy.core.pools import Residency, Verdict
 from polykv_proxy.core.tally import Copied, Ending, Evicted, PoolTally, Rebuilt, RelayTally, Route
 from polykv_proxy.core.turn_tally import NotShared, Reason, TurnTally
 from polykv_proxy.engine.status import EngineState
 from polykv_proxy.observability import catalog
+from polykv_proxy.observability.admission_families import admission_families
 from polykv_proxy.observability.contract import ServerFacts, Tokens
 from polykv_proxy.observability.engine_source import EngineSource, Failure
 from polykv_proxy.observability.pool_labels import NONE, PoolCounter, PoolLabels
@@ -63,6 +65,7 @@ class Sources:
     relay: RelayTally
     turns: TurnTally
     pools: PoolTally
+    gate: Gate
     engine_page: EngineSource
     loop_lag: Histogram
     version: str
@@ -86,6 +89,7 @@ class ProxyCollector(Collector):
         yield from self._speed(view)
         yield from self._kv(view)
         yield from _device(view.gpu)
+        yield from admission_families(self._from.gate, self._labels)
         yield from self._proxy(view)
 
     def _pools(self, view: StateView) -> Iterator[Metric]:

@@ -87,6 +87,7 @@ class Metrics:
             relay=self._relay.tally,
             turns=hub.telemetry.turns,
             pools=hub.tally,
+            gate=self._runtime.admission.gate,
             engine_page=self._engine_page,
             loop_lag=self._lag.seconds,
             version=importlib.metadata.version("polykv-proxy"),

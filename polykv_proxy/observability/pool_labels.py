@@ -27,6 +27,10 @@ class PoolLabels:
         for pool_id in sorted(set(living) - self._named - self._others):
             (self._named if len(self._named) < self._limit else self._others).add(pool_id)
 
+    def sees(self, pool_id: int) -> bool:
+        """Is it one of those there are now?"""
+        return pool_id in self._named or pool_id in self._others
+
     def of(self, pool_id: int) -> str:
         """The label of a pool that was seen."""
         return str(pool_id) if pool_id in self._named else OTHER

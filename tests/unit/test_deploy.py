@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from polykv_proxy.core.admission.policy import Mode
+from polykv_proxy.core.admission.verdict import Arm, Outcome
 from polykv_proxy.core.pools import Verdict
 from polykv_proxy.core.tally import Copied, Ending, Evicted, Rebuilt
 from polykv_proxy.engine.status import EngineState
@@ -20,7 +22,7 @@ from polykv_proxy.observability.described import Kind
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ENGINE = {"llamacpp:n_decode_total", "llamacpp:n_busy_slots_per_decode"}
 TARGET = {"instance", "job"}
-WORDS = {"sum", "avg", "rate", "increase", "abs", "histogram_quantile", "by", "on", "and", "or", "le", "label_values"}
+WORDS = {"sum", "avg", "max", "rate", "increase", "abs", "histogram_quantile", "by", "on", "and", "or", "le", "label_values"}
 VALUES = {
     ("polykv_requests_total", "outcome"): set(Ending),
     ("polykv_engine_state", "state"): {state.value for state in EngineState} | {SLEEPING},
@@ -28,6 +30,9 @@ VALUES = {
     ("polykv_pool_rebuilds_total", "outcome"): set(Rebuilt),
     ("polykv_disk_copies_total", "outcome"): set(Copied),
     ("polykv_pool_checks_total", "verdict"): set(Verdict),
+    ("polykv_admission_decisions_total", "arm"): set(Arm),
+    ("polykv_admission_decisions_total", "outcome"): set(Outcome),
+    ("polykv_admission_floor_tps", "mode"): set(Mode),
     ("up", "job"): {"polykv"},
 }
 _SELECTOR = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)\{([^}]*)\}")

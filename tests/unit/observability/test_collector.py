@@ -9,6 +9,11 @@ from pathlib import Path
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
+from polykv_proxy.core.admission.decisions import ENDS
+from polykv_proxy.core.admission.gate import Gate, Limits
+from polykv_proxy.core.admission.line import Ask
+from polykv_proxy.core.admission.load import Load, Run
+from polykv_proxy.core.admission.policy import DEFAULT_SCOPE, Mode, OnSaturation, Policy
 from polykv_proxy.core.histogram import Histogram
 from polykv_proxy.core.tally import Ending, PoolTally, RelayTally, Route
 from polykv_proxy.core.turn_tally import NotShared, TurnTally
@@ -37,6 +42,8 @@ class Page:
         self.source = EngineSource(lambda: None, lambda: 1, lambda: 0.0)  # type: ignore[arg-type, return-value]
         self.source._page, self.source._of = EnginePage(), 1
         self.relay = RelayTally()
+        self.gate = Gate(Limits(), lambda _: None)
+        self.gate.set_policy(1, Policy(15.0, Mode.ENFORCED))
         self.collector = ProxyCollector(
             Sources(
                 view=lambda: self.view,
@@ -48,6 +55,7 @@ class Page:
                 relay=self.relay,
                 turns=self.turns,
                 pools=PoolTally(),
+                gate=self.gate,
                 engine_page=self.source,
                 loop_lag=Histogram((0.1,)),
                 version="0.1.0",
@@ -161,6 +169,43 @@ def test_every_outcome_is_there_before_it_occurs() -> None:
     assert sum(name.startswith("polykv_requests_total") for name in samples) == len(Route) * len(Ending)
     assert samples['polykv_engine_state{state="ready"}'] == 1
     assert samples['polykv_engine_state{state="failed"}'] == 0
+
+
+def test_what_the_gate_decides_is_counted_by_arm_and_outcome() -> None:
+    """Each pair that can occur is there at zero; who waited is in the histogram once; a policy shows its floor under its pool."""
+    page = Page()
+    load = Load(mean_active_tps=20.0, n_active=1, runs={1: Run(500)})
+    page.gate.set_policy(1, replace(page.gate.outlook.policies.own(1), on_saturation=OnSaturation.QUEUE))  # type: ignore[type-var]
+    page.gate.set_policy(DEFAULT_SCOPE, Policy(4.0))
+    page.gate.ask(Ask(1, 1, "a", overcommit=True), load, 0.0)
+    page.gate.ask(Ask(2, 1, "b"), load, 1.0)
+    waiting = page.samples()
+    assert waiting['polykv_admission_decisions_total{arm="overcommit",outcome="admitted"}'] == 1
+    assert waiting['polykv_admission_decisions_total{arm="floor",outcome="timed_out"}'] == 0
+    assert waiting['polykv_admission_holds_total{arm="floor"}'] == 1
+    assert (waiting["polykv_admission_queued"], waiting["polykv_admission_running"]) == (1, 1)
+    assert waiting['polykv_admission_floor_tps{mode="enforced",pool="1"}'] == 15
+    assert waiting['polykv_admission_floor_tps{mode="advisory",pool="none"}'] == 4
+    assert waiting["polykv_admission_wait_seconds_count"] == 0
+    page.gate.closed(2, 3.0)
+    page.gate.ask(Ask(3, None, "c"), load, 3.0)
+    gone = page.samples()
+    assert gone['polykv_admission_decisions_total{arm="floor",outcome="cancelled"}'] == 1
+    assert (gone["polykv_admission_wait_seconds_count"], gone["polykv_admission_wait_seconds_sum"]) == (1, 2)
+    assert gone['polykv_admission_settling{pool="none"}'] == 1
+    assert sum(name.startswith("polykv_admission_decisions") for name in gone) == len(ENDS)
+
+
+def test_a_policy_of_a_pool_that_the_page_does_not_have_is_left_out() -> None:
+    """No series jumps from one label to another when its pool appears; beyond the first hundred the highest floor stands."""
+    page = Page(replace(FULL, pools=()))
+    assert not [name for name in page.samples() if name.startswith("polykv_admission_floor_tps")]
+    page.view = replace(FULL, pools=tuple(pool(n) for n in range(1, 103)))
+    page.gate.set_policy(101, Policy(6.0, Mode.ENFORCED))
+    page.gate.set_policy(102, Policy(9.0, Mode.ENFORCED))
+    samples = page.samples()
+    assert samples['polykv_admission_floor_tps{mode="enforced",pool="other"}'] == 9
+    assert samples['polykv_admission_settling{pool="other"}'] == 0
 
 
 def test_the_docs_list_every_metric() -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from polykv_proxy.core.admission.capacity import capacity
+from polykv_proxy.core.admission.decisions import ADVICE, BARS, ENDS
 from polykv_proxy.core.admission.gate import Gate, Limits
 from polykv_proxy.core.admission.line import Ask
 from polykv_proxy.core.admission.load import Load, Run
@@ -192,7 +193,10 @@ class Lives(RuleBasedStateMachine):
         assert (outlook.reservations.cells(load), outlook.reservations.slots(load)) == (0, 0)
         self.gate.wake(load, self.now)
         assert not any(forecast.settling for forecast in outlook.forecasts.values())
-        assert sum(self.gate.decisions.ends.values()) == len(self.asks)
+        decided = self.gate.decisions
+        assert sum(decided.ends.values()) == len(self.asks)
+        assert decided.waits_s.count == sum(decided.holds.values())
+        assert (set(decided.ends) - ENDS, set(decided.holds) - set(BARS), set(decided.would) - ADVICE) == (set(), set(), set())
 
 
 TestLives = Lives.TestCase
