@@ -37,6 +37,11 @@ if TYPE_CHECKING:
         ProxyUnreachableError,
         SessionNotFoundError,
     )
+    from opencoti_langgraph.gate import add_capacity_gate, aresume_when_free, capacity_gate, resume_when_free
+    from opencoti_langgraph.limiter import PoolAdmissionLimiter
+    from opencoti_langgraph.room import Patience, startable
+    from opencoti_langgraph.state import PoolState, latest, newest, report_of, report_of_reply, route_on_headroom
+    from opencoti_langgraph.tools import make_pool_tools
 
 _NAMES = {
     "async_client": ("AsyncPoolClient",),
@@ -64,6 +69,26 @@ _NAMES = {
         "ProxyUnreachableError",
         "SessionNotFoundError",
     ),
+    "gate": (
+        "add_capacity_gate",
+        "aresume_when_free",
+        "capacity_gate",
+        "resume_when_free",
+    ),
+    "limiter": ("PoolAdmissionLimiter",),
+    "room": (
+        "Patience",
+        "startable",
+    ),
+    "state": (
+        "PoolState",
+        "latest",
+        "newest",
+        "report_of",
+        "report_of_reply",
+        "route_on_headroom",
+    ),
+    "tools": ("make_pool_tools",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
@@ -79,11 +104,14 @@ __all__ = [
     "OpencotiChatModel",
     "OpencotiContextOverflowError",
     "OpencotiError",
+    "Patience",
+    "PoolAdmissionLimiter",
     "PoolApiError",
     "PoolClient",
     "PoolConflictError",
     "PoolNotFoundError",
     "PoolSaturatedError",
+    "PoolState",
     "PoolUnavailableError",
     "PoolUnsupportedError",
     "ProxyUnreachableError",
@@ -91,6 +119,17 @@ __all__ = [
     "SessionNotFoundError",
     "StreamCutError",
     "__version__",
+    "add_capacity_gate",
+    "aresume_when_free",
+    "capacity_gate",
+    "latest",
+    "make_pool_tools",
+    "newest",
+    "report_of",
+    "report_of_reply",
+    "resume_when_free",
+    "route_on_headroom",
+    "startable",
 ]
 
 

@@ -225,19 +225,24 @@ def capacity(pool: PoolRef | None = None, *, expected_tokens: int | None = None,
 
 def admission(pool: PoolRef | None = None) -> Call[r.Admission]:
     """The policy of a pool, or the default policy."""
-    return Call("GET", _admission(pool), _admission_of)
+    return Call("GET", _admission(pool), r.Admission.model_validate)
 
 
 def set_admission(pool: PoolRef | None = None, **policy: object) -> Call[r.Admission]:
     """Set a policy: `target_tps_per_session`, `mode`, `on_saturation`, `guarantee_min_sessions`, `settle_tokens` and what else the
     proxy knows.
     """
-    return Call("POST", _admission(pool), _admission_of, _given(**policy))
+    return Call("POST", _admission(pool), r.Admission.model_validate, _given(**policy))
 
 
 def clear_admission(pool: PoolRef | None = None) -> Call[r.Admission]:
     """Take the policy away."""
-    return Call("DELETE", _admission(pool), _admission_of)
+    return Call("DELETE", _admission(pool), r.Admission.model_validate)
+
+
+def decisions(*, limit: int | None = None) -> Call[r.Decisions]:
+    """What admission decided last."""
+    return Call("GET", "/polykv/decisions", r.Decisions.model_validate, params=_texts(limit=limit))
 
 
 def tps_now(*, running: bool = False) -> Call[r.Tps]:
@@ -278,12 +283,6 @@ def count_tokens(body: Mapping[str, Any]) -> Call[int]:
 
 def _admission(pool: PoolRef | None) -> str:
     return "/polykv/admission" if pool is None else _at(pool, "admission")
-
-
-def _admission_of(answer: Any) -> r.Admission:
-    """The policy, whether it stands alone or beside its pool."""
-    inner = answer.get("policy", answer.get("admission")) if isinstance(answer, dict) else None
-    return r.Admission.model_validate(inner if isinstance(inner, dict) else answer or {})
 
 
 def _listed(values: Sequence[T] | None) -> list[T] | None:

@@ -132,6 +132,7 @@ class PoolClient:
     admission = _verb(calls.admission)
     set_admission = _verb(calls.set_admission)
     clear_admission = _verb(calls.clear_admission)
+    decisions = _verb(calls.decisions)
     tps_now = _verb(calls.tps_now)
     savings = _verb(calls.savings)
     health = _verb(calls.health)

@@ -252,15 +252,37 @@ class Capacity(Result):
     ts: float | None = None
 
 
-class Admission(Result):
-    """A policy, as the proxy shows it. `mode` is None where there is none."""
+class Policy(Result):
+    """What holds for new sessions."""
 
-    mode: str | None = None
-    on_saturation: str | None = None
+    mode: str = "advisory"
+    on_saturation: str = "reject"
     target_tps_per_session: float | None = None
     guarantee_min_sessions: int | None = None
     settle_tokens: int | None = None
     settle_max_ms: int | None = None
+    max_queue: int | None = None
+    queue_timeout_ms: int | None = None
+
+
+class Admission(Result):
+    """The policy that holds (None without one), the pool above that it is from, and who waits in line."""
+
+    pool_id: int | None = None
+    name: str | None = None
+    policy: Policy | None = None
+    inherited_from: int | None = None
+    removed: bool | None = None
+    queue: list[dict[str, Any]] = Field(default_factory=list)
+
+
+class Decisions(Result):
+    """What admission decided last, newest first, and counts by arm and outcome."""
+
+    decisions: list[dict[str, Any]]
+    counts: Any = None
+    seq: int | None = None
+    ts: float | None = None
 
 
 class Tps(Result):

@@ -84,7 +84,7 @@ def extras_for(body: dict[str, Any]) -> dict[str, Any]:
     named = {key: body.get(key) for key in ("pool_id", "session_id")}
     if not any(named.values()):
         return {"timings": TIMINGS}
-    facts = {"session_tps": 21.5, "backpressure": 0.25, "headroom_sessions": 2, "ctx_headroom_tokens": 900}
+    facts = {"session_tps": 21.5, "backpressure": "held", "headroom_sessions": 2, "ctx_headroom_tokens": 900}
     return {"timings": TIMINGS, "opencoti": {**named, **facts, "cached_prefix_tokens": N_CACHED, "miss": None}}
 
 

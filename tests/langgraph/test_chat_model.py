@@ -98,7 +98,7 @@ def test_every_way_tells_the_same(engine: Scripted, say: Any, version: str | Non
     told = reply.response_metadata
     assert told["timings"] == TIMINGS
     assert (told["pool_id"], told["session_id"], told["session_tps"]) == ("agents", "s", 21.5)
-    assert (told["backpressure"], told["headroom"]) == (0.25, {"sessions": 2, "ctx_tokens": 900})
+    assert (told["backpressure"], told["headroom"]) == ("held", {"sessions": 2, "ctx_tokens": 900})
     assert told["model_provider"] == "opencoti"
 
 

@@ -79,7 +79,14 @@ def every_call() -> list[calls.Call[object]]:
         make(*at) for make in (calls.capacity, calls.admission, calls.set_admission, calls.clear_admission) for at in ([], one)
     ]
     whole = [calls.create_pool(**text), calls.pools(), calls.diff(1, 2), calls.match({}), calls.sessions(), calls.session("a")]
-    told = [calls.end_session("a"), calls.tps_now(), calls.savings(), calls.health(), calls.Call("GET", "/polykv/events", dict)]
+    told = [
+        calls.end_session("a"),
+        calls.decisions(),
+        calls.tps_now(),
+        calls.savings(),
+        calls.health(),
+        calls.Call("GET", "/polykv/events", dict),
+    ]
     return [*of_pools, *of_policies, *whole, *told]
 
 
@@ -137,6 +144,26 @@ async def test_sessions_speeds_room_and_savings_are_typed(verbs: Verbs, proxy: R
     assert (await verbs("savings")).n_tokens == pool.prefix_len
     assert (await verbs("health")).pools["state"] == "on"
     assert (await verbs("end_session", "a b/c")).ended
+
+
+async def test_policies_and_decisions(verbs: Verbs, proxy: Rig) -> None:
+    """A policy is set, holds, is seen in capacity, refuses with the arm, is inherited, and is taken away."""
+    pool = await verbs("create_pool", messages=[SYSTEM])
+    assert (await verbs("admission", pool.pool_id)).policy is None
+    await verbs("set_admission", pool.pool_id, target_tps_per_session=5.0, mode="enforced", guarantee_min_sessions=0)
+    found = (await verbs("admission", pool.pool_id)).policy
+    assert (found.mode, found.target_tps_per_session, found.on_saturation) == ("enforced", 5.0, "reject")
+    room = await verbs("capacity", pool.pool_id, expected_tokens=10)
+    assert (room.can_admit, room.target_tps_per_session) == (True, 5.0)
+    reply = await proxy.call("/v1/chat/completions", {"messages": [SYSTEM, USER], "pool_id": pool.pool_id})
+    assert reply.status_code == 200
+    child = await verbs("fork_pool", pool.pool_id, messages=[SYSTEM, USER])
+    assert (await verbs("admission", child.pool_id)).inherited_from == pool.pool_id
+    assert (await verbs("decisions", limit=5)).decisions[0]["pool_id"] == pool.pool_id
+    assert (await verbs("clear_admission", pool.pool_id)).removed
+    await verbs("set_admission", target_tps_per_session=3.0)
+    assert (await verbs("admission")).policy.target_tps_per_session == 3
+    assert (await verbs("capacity")).mode == "advisory"
 
 
 async def test_tokens_come_from_the_model_s_own_tokenizer(verbs: Verbs, proxy: Rig) -> None:
