@@ -35,6 +35,9 @@ def as_tokens(values: Iterable[int] | Tokens) -> Tokens:
     return array
 
 
+NO_TOKENS = as_tokens(())
+
+
 def from_bytes(raw: bytes) -> Tokens:
     """Tokens from int32 little-endian bytes. ValueError when the length is not a multiple of four."""
     return as_tokens(np.frombuffer(raw, dtype="<i4"))

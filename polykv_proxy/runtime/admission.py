@@ -15,8 +15,10 @@ from polykv_proxy.core.admission.gate import Gate, Limits
 from polykv_proxy.core.admission.line import Ask
 from polykv_proxy.core.admission.load import Load
 from polykv_proxy.core.admission.policy import DEFAULT_SCOPE, Policy, Ruling
+from polykv_proxy.core.admission.unnamed import Prompt, Unnamed
 from polykv_proxy.core.admission.verdict import Arm, Outcome, Verdict
 from polykv_proxy.core.books import Book
+from polykv_proxy.core.events import SlotEvent
 from polykv_proxy.core.pools import Pool
 from polykv_proxy.core.sessions import Session
 from polykv_proxy.engine.wire import State
@@ -46,10 +48,11 @@ class Admission:
         self._waiting: dict[int, asyncio.Future[Verdict]] = {}
         self._timer: asyncio.TimerHandle | None = None
         self._boot_id = ""
+        self._unnamed = Unnamed()
         hub.ledger.books.on_close = self._closed
         hub.ledger.sessions.listeners.append(self._session_changed)
         hub.ledger.tree.listeners.append(self._pool_changed)
-        hub.on_heard = self.wake
+        hub.on_heard = self._heard
 
     async def load(self) -> None:
         """Policies of earlier runs."""
@@ -73,6 +76,14 @@ class Admission:
         """Would a policy be asked about this request?"""
         return not self.gate.outlook.attached.known(session_id) and self.gate.outlook.policies.ruling(pool_id) is not None
 
+    def continues(self, req: int, prompt: Prompt) -> bool:
+        """Is this prompt, of a request without a session id, the next turn of a conversation whose tokens a slot still holds?"""
+        state = self._hub.telemetry.live.state
+        idle = {slot.slot for slot in state.slots if slot.state == "idle" and slot.n_tokens} if state is not None else set()
+        known = self._unnamed.continues(prompt, idle)
+        self._unnamed.asked(req, prompt)
+        return known
+
     async def enter(self, ask: Ask, held: OnHeld = unheard) -> Verdict:
         """The verdict, as soon as there is one: let in, with what it takes reserved, or what never fits. ApiError 429 otherwise.
 
@@ -92,6 +103,7 @@ class Admission:
 
     def over(self, req: int) -> None:
         """A request without a book is over, or never got one. Idempotent."""
+        self._unnamed.closed(req)
         self.gate.closed(req, self._now())
         self.wake()
 
@@ -103,6 +115,7 @@ class Admission:
             return await future
         except BaseException:
             self._waiting.pop(ask.req, None)
+            self._unnamed.closed(ask.req)
             gone = self.gate.closed(ask.req, self._now())
             if gone is not None:
                 self._tell(ask, gone)
@@ -116,6 +129,7 @@ class Admission:
         if self._hub.boot_id != self._boot_id:
             self._boot_id = self._hub.boot_id
             self.gate.engine_changed()
+            self._unnamed.forget()
         for verdict in self.gate.wake(self._load(), self._now()):
             future = self._waiting.pop(verdict.req, None)
             if future is not None and not future.done():
@@ -214,7 +228,13 @@ class Admission:
         pool = self._hub.ledger.tree.get(pool_id)
         return None if pool is None else pool.parent
 
+    def _heard(self, event: SlotEvent | None) -> None:
+        if event is not None and not self.off:
+            self._unnamed.saw(event)
+        self.wake()
+
     def _closed(self, book: Book) -> None:
+        self._unnamed.closed(book.req)
         self.gate.closed(book.req, self._now(), book.n_decoded if book.whole and book.n_decoded else None)
         self.wake()
 

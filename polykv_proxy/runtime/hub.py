@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any
 
 from polykv_proxy.core.commands import Command, DropCopy, EndSession, ExpirePool, FreeSeq, SavePool
+from polykv_proxy.core.events import SlotEvent
 from polykv_proxy.core.ledger import Ledger
 from polykv_proxy.core.rates import Rates
 from polykv_proxy.core.tally import PoolTally
@@ -51,8 +52,8 @@ class Hub:
         self._tasks: set[asyncio.Future[Any]] = set()
         self.on_expire: Callable[[int], Awaitable[None]] | None = None
         self.on_drop_copy: Callable[[int], Awaitable[None]] | None = None
-        self.on_heard: Callable[[], None] = lambda: None
-        """Called when the engine has told something, or has come or gone."""
+        self.on_heard: Callable[[SlotEvent | None], None] = lambda _: None
+        """Called with each slot event while its book is open; with None when the engine has told something else, or has gone."""
         self.on_wanted: Callable[[], None] = lambda: None
         """Called when somebody else than we may want a slot of the engine."""
         self.cleaning = asyncio.Lock()

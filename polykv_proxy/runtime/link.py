@@ -99,8 +99,10 @@ class EngineLink:
             async for event in self._events.listen():
                 if isinstance(event, Counters):
                     self._hub.telemetry.counted(event)
+                    self._hub.on_heard(None)
                 elif isinstance(event, SlotEvent):
                     self._hub.telemetry.saw(event)
+                    self._hub.on_heard(event)
                     self._hub.post(self._hub.ledger.engine_event(event, self._hub.clock.wall()))
                 elif isinstance(event, SeqGivenUp):
                     self._gave_up(event)
@@ -108,7 +110,7 @@ class EngineLink:
                     if isinstance(event, Resync):
                         self._hub.telemetry.missed()
                     await self._reconcile()
-                self._hub.on_heard()
+                    self._hub.on_heard(None)
         except EngineUnavailableError as error:
             raise EngineError(f"the event stream broke: {error}") from error
         log.debug("the event stream ended")
@@ -138,7 +140,7 @@ class EngineLink:
             self._hub.telemetry.engine_away("lost", reason)
         self._hub.linked = False
         Boots(self._hub.ledger).lost(reason)
-        self._hub.on_heard()
+        self._hub.on_heard(None)
 
     def _set_absent(self, reason: str, remedy: str) -> None:
         if self._hub.absent is None:

@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from polykv_proxy.core.admission.line import Ask
+from polykv_proxy.core.admission.unnamed import Prompt
 from polykv_proxy.core.admission.verdict import Outcome, Verdict
 from polykv_proxy.core.attach import Attachment, Course, Miss, Wish, check_explicit_prefix, decide_attach
 from polykv_proxy.core.books import Brought
 from polykv_proxy.core.pools import Pool
-from polykv_proxy.core.prefix import Tokens, common_prefix
+from polykv_proxy.core.prefix import NO_TOKENS, Tokens, common_prefix
 from polykv_proxy.core.sessions import Session
 from polykv_proxy.errors import ApiError, EngineError
 from polykv_proxy.ports import Header
@@ -85,29 +86,39 @@ class RequestDesk:
     async def _enter(self, req: int, wish: Wish, dry_run: DryRun, held: OnHeld) -> Verdict:
         """Ask for admission. A pool that is not there, or takes nobody, is said before anybody waits for it."""
         pool = decide_attach(self._hub.ledger.tree, wish).pool
-        pool_id = None if pool is None else pool.pool_id
-        n_prefix, n_prompt = (0 if pool is None else pool.prefix_len), 0
+        pool_id, n_prefix, n_prompt, continues = None if pool is None else pool.pool_id, 0, 0, False
         if self._admission.rules(pool_id, wish.session_id):
-            n_prefix, n_prompt = await self._measure(pool, dry_run)
-        return await self._admission.enter(
-            Ask(req, pool_id, wish.session_id, n_prefix, n_prompt, wish.max_tokens, wish.n_tasks, wish.overcommit), held
+            prompts = await self._read(dry_run)
+            longest = max(prompts, key=len, default=NO_TOKENS)
+            n_prefix = 0 if pool is None else common_prefix(pool.tokens, longest)
+            n_prompt = len(longest) - n_prefix
+            if pool is not None and wish.session_id is None and len(prompts) == 1:
+                continues = self._admission.continues(req, Prompt(pool.pool_id, n_prefix, longest))
+        ask = Ask(
+            req,
+            pool_id,
+            wish.session_id,
+            n_prefix,
+            n_prompt,
+            wish.max_tokens,
+            wish.n_tasks,
+            overcommit=wish.overcommit,
+            continues=continues,
         )
-
-    async def _measure(self, pool: Pool | None, dry_run: DryRun) -> tuple[int, int]:
-        """Tokens that the longest of its prompts shares with the pool, and those that are its own.
-
-        Of a prompt that the engine refuses nothing is known: the engine itself will answer for it.
-        """
         try:
-            prompts = await dry_run()
+            return await self._admission.enter(ask, held)
+        except ApiError:
+            self._admission.over(req)
+            raise
+
+    @staticmethod
+    async def _read(dry_run: DryRun) -> list[Tokens]:
+        """Its prompts as tokens. None where the engine refuses it: the engine itself will answer for that."""
+        try:
+            return await dry_run()
         except EngineError as error:
             log.info("no dry run for admission, the engine answers for itself: %s", error)
-            return (0 if pool is None else pool.prefix_len), 0
-        longest = max(prompts, key=len, default=None)
-        if longest is None:
-            return 0, 0
-        shared = 0 if pool is None else common_prefix(pool.tokens, longest)
-        return shared, len(longest) - shared
+            return []
 
     async def _settle(self, req: int, attachment: Attachment, wish: Wish) -> Attachment:
         if attachment.course not in {Course.WAIT, Course.REBUILD} or attachment.pool is None:

@@ -322,3 +322,23 @@ async def _lines(client: httpx.AsyncClient, body: dict[str, object]) -> list[str
     async with client.stream("POST", "/v1/chat/completions", json=body) as reply:
         assert reply.status_code == 200
         return [line async for line in reply.aiter_lines() if line]
+
+
+async def test_a_conversation_without_a_name_goes_on(tmp_path: Path) -> None:
+    """Its next prompt begins with the last one, which a slot still holds; another conversation is a new session."""
+    async with rig(tmp_path) as proxy:
+        await proxy.pool(tokens=POOL)
+        await policy(proxy, **FLOOR, guarantee_min_sessions=1)
+        turn = {"pool_id": 1, "n_predict": 2}
+        assert (await proxy.call("/completion", {**turn, "prompt": [*POOL, 50, 51]})).status_code == 200
+        await at_rest(proxy)
+        first = await settled(proxy, "a")
+        replies = [
+            asyncio.ensure_future(proxy.call("/completion", {**turn, "prompt": [*POOL, *more]}))
+            for more in ([50, 51, 9, 10], [50, 9, 9, 10], [50])
+        ]
+        await until(proxy, lambda: sum(reply.done() for reply in replies) == 2)
+        proxy.engine.go()
+        assert [(await reply).status_code for reply in replies] == [200, 429, 429]
+        assert (await first).status_code == 200
+        await at_rest(proxy)

@@ -166,7 +166,7 @@ class Gate:
             self.outlook.forecasts[ruling.scope].observe(ruling.policy, load, now)
 
     def _case(self, ask: Ask, now: float, since: float) -> Case:
-        known = ask.unruled or self.outlook.attached.known(ask.session)
+        known = ask.unruled or ask.continues or self.outlook.attached.known(ask.session)
         return Case(ask, None if known else self.outlook.policies.ruling(ask.pool_id), now, since)
 
     def _examine(self, case: Case, load: Load, *, settled: bool) -> Finding:

@@ -16,7 +16,8 @@ class Ask:
     """One request that wants to start. `n_prompt`: its private tokens, those of the pool's prefix not among them.
 
     `max_tokens` None: the caller set no limit. `session` None: it named none, and is one of its own while it runs. `unruled`: no
-    policy has a say, it only counts for the bound of the whole server.
+    policy has a say, it only counts for the bound of the whole server. `continues`: it is the next turn of a conversation without
+    a session id.
     """
 
     req: int
@@ -28,6 +29,7 @@ class Ask:
     n_slots: int = 1
     overcommit: bool = False
     unruled: bool = False
+    continues: bool = False
 
 
 @dataclass(slots=True)

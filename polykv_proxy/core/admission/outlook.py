@@ -89,7 +89,7 @@ class Outlook:
 
     def ungated(self, ask: Ask, ruling: Ruling | None) -> Finding:
         """Why no policy stops it."""
-        if self.attached.known(ask.session):
+        if ask.continues or self.attached.known(ask.session):
             return Finding(True, Arm.CONTINUATION, Reason.CONTINUATION)
         if ruling is None:
             return Finding(True, Arm.NO_POLICY, Reason.NO_POLICY)
