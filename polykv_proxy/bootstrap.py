@@ -84,7 +84,7 @@ class Proxy:
         prepared, settings = self._prepared, self._settings
         asyncio.get_running_loop().set_exception_handler(loop_errors)
         client = EngineClient(prepared.address, prepared.key, api_key=prepared.engine_key, api_prefix=prepared.api_prefix)
-        options = RuntimeOptions.of(settings, prepared.state_dir, prepared.declared, prepared.remedy)
+        options = RuntimeOptions.of(settings, prepared.state_dir, prepared.declared, prepared.policy, prepared.remedy)
         runtime = await Runtime.start(client, options)
         if not settings.off:
             self._relay.gate = PoolGate(runtime, settings.default_pool, prepared.keys)

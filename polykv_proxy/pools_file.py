@@ -7,7 +7,7 @@ here asks the engine anything.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, ValidationError
 
 from polykv_proxy.api.wire import Messages, Owner, Seconds, Text, TokenIds, Tools
+from polykv_proxy.core.admission.policy import Policy, objections, policy_of
 from polykv_proxy.core.pools import NAME_RULE, valid_name
 from polykv_proxy.core.prefix import as_tokens
 from polykv_proxy.errors import SettingsError
@@ -24,6 +25,7 @@ from polykv_proxy.runtime.prefixes import Conversation
 
 _SOURCES = ("tokens", "prompt", "messages")
 _FROM_FILES = (*_SOURCES, "tools")
+_TOP = ("pools", "admission")
 _WAYS = ", ".join([*_SOURCES, *(f"{field}_file" for field in _SOURCES)])
 
 
@@ -50,6 +52,7 @@ class DeclaredPool(BaseModel):
     branch_pos: Annotated[StrictInt, Field(ge=1)] | None = None
     pin: DeclaredPin | Literal[False] | None = None
     ttl_s: Seconds | None = None
+    admission: dict[str, Any] | None = None
 
     def declared(self, name: str) -> Declared:
         """The pool as the runtime takes it."""
@@ -63,7 +66,8 @@ class DeclaredPool(BaseModel):
             ttl_s=self.ttl_s,
             branch_pos=self.branch_pos,
         )
-        return Declared(name, spec, self.parent, self._lease())
+        policy = None if self.admission is None else policy_of(self.admission)
+        return Declared(name, spec, self.parent, self._lease(), policy)
 
     def _lease(self) -> Lease | Literal[False] | None:
         if not isinstance(self.pin, DeclaredPin):
@@ -74,17 +78,26 @@ class DeclaredPool(BaseModel):
 _KNOWN = [*DeclaredPool.model_fields, *(f"{field}_file" for field in _FROM_FILES)]
 
 
-def read_pools_file(file: Path) -> list[Declared]:
-    """The declared pools, each after its parent, else in the order of the file. SettingsError has a line for each mistake."""
+@dataclass(frozen=True, slots=True)
+class PoolsFile:
+    """The declared pools, each after its parent, else in the order of the file; and the default policy."""
+
+    pools: Sequence[Declared] = ()
+    admission: Policy | None = None
+
+
+def read_pools_file(file: Path) -> PoolsFile:
+    """All of it. SettingsError has a line for each mistake."""
     marked = MarkedYaml(_text(file, f"--pools {file}"))
     mistakes = list(marked.mistakes)
-    pools = {} if mistakes and marked.value is None else _pools_of(marked, mistakes)
+    pools, given = ({}, None) if mistakes and marked.value is None else _parts_of(marked, mistakes)
     found = {name: _read_pool(_Place(marked, name, mistakes), file.parent, fields) for name, fields in pools.items()}
+    policy = _default_policy(marked, given, mistakes)
     order = _parents_first(marked, pools, mistakes)
     if mistakes:
         lines = sorted({(mistake.line, mistake.text) for mistake in mistakes})
         raise SettingsError("\n".join(f"{file}:{line}: {text}" for line, text in lines))
-    return [pool.declared(name) for name in order if (pool := found[name]) is not None]
+    return PoolsFile([pool.declared(name) for name in order if (pool := found[name]) is not None], policy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,14 +112,33 @@ class _Place:
         self.mistakes.append(Mistake(self.marked.line("pools", self.name, *path), f"pool {self.name:.80}: {text}"))
 
 
-def _pools_of(marked: MarkedYaml, mistakes: list[Mistake]) -> Mapping[str, Any]:
+def _parts_of(marked: MarkedYaml, mistakes: list[Mistake]) -> tuple[Mapping[str, Any], Any]:
+    """The pools by name, and the default policy as it stands there."""
     top = {} if marked.value is None else marked.value
     if not isinstance(top, dict) or not isinstance(top.get("pools") or {}, dict):
         text = "the file must be a mapping with the key pools: the names of the pools and what each holds"
         mistakes.append(Mistake(marked.line("pools"), text))
-        return {}
-    mistakes += [Mistake(marked.line(key), _unknown(key, ["pools"])) for key in top if key != "pools"]
-    return top.get("pools") or {}
+        return {}, None
+    mistakes += [Mistake(marked.line(key), _unknown(key, _TOP)) for key in top if key not in _TOP]
+    return top.get("pools") or {}, top.get("admission")
+
+
+def _default_policy(marked: MarkedYaml, given: Any, mistakes: list[Mistake]) -> Policy | None:
+    """That of requests without a pool; None without one, or with mistakes."""
+    if given is None:
+        return None
+    if not isinstance(given, dict):
+        mistakes.append(Mistake(marked.line("admission"), "admission: Input should be a valid dictionary"))
+        return None
+    fields = _given(given)
+    wrong = objections(fields, for_pool=False)
+    mistakes += [Mistake(marked.line("admission", field), f"admission: {text}") for field, text in wrong.items()]
+    return None if wrong else policy_of(fields, for_pool=False)
+
+
+def _given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """`~` is as if it were not there."""
+    return {key: value for key, value in fields.items() if value is not None}
 
 
 def _read_pool(place: _Place, folder: Path, fields: Any) -> DeclaredPool | None:
@@ -117,13 +149,17 @@ def _read_pool(place: _Place, folder: Path, fields: Any) -> DeclaredPool | None:
     if not isinstance(fields, dict):
         place.wrong(f"say what it holds: one of {_WAYS}")
         return None
-    fields = {key: value for key, value in fields.items() if value is not None}
+    fields = _given(fields)
     ways = {field: f"{field}_file" for field in _FROM_FILES if f"{field}_file" in fields}
     _check_together(place, fields, ways)
     named = {way: fields.pop(way) for way in ways.values()}
     fields |= {field: _content(place, folder, field, named[way]) for field, way in ways.items()}
     if fields.get("pin") is True:
         fields["pin"] = {}
+    if isinstance(fields.get("admission"), dict):
+        fields["admission"] = _given(fields["admission"])
+        for field, text in objections(fields["admission"]).items():
+            place.wrong(f"admission: {text}", "admission", field)
     for field, text in _unsendable(fields):
         place.wrong(text, ways.get(field, field))
     try:
@@ -205,8 +241,6 @@ def _invalid(error: ValidationError) -> Iterator[tuple[str, tuple[str | int, ...
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
-    if key == "admission":
-        return "admission: policies cannot be declared in this version; leave the key out"
     return f"unknown key {key!r:.80}; known are {', '.join(known)}"
 
 

@@ -14,12 +14,13 @@ from pathlib import Path
 
 from polykv_proxy.api.context import Keys
 from polykv_proxy.cli_doctor import BUILD
+from polykv_proxy.core.admission.policy import Policy
 from polykv_proxy.engine import address as addresses
 from polykv_proxy.engine.binary import find_binary, inspect_binary
 from polykv_proxy.engine.command import EngineOptions, asks_for_split_cache, check_args, check_model, command, option_value
 from polykv_proxy.engine.gguf_header import auto_pools
 from polykv_proxy.errors import SettingsError
-from polykv_proxy.pools_file import read_pools_file
+from polykv_proxy.pools_file import PoolsFile, read_pools_file
 from polykv_proxy.ports import EngineAddress
 from polykv_proxy.runtime.orders import Declared
 from polykv_proxy.settings import Settings
@@ -39,6 +40,7 @@ class Prepared:
     env: dict[str, str]
     folder: addresses.RunFolder | None = None
     declared: Sequence[Declared] = ()
+    policy: Policy | None = None
 
     @property
     def engine_key(self) -> str | None:
@@ -85,11 +87,12 @@ class Prepared:
 def prepare(settings: Settings, env: Mapping[str, str] | None = None) -> Prepared:
     """Check everything that can be checked. Raises SettingsError."""
     env = os.environ if env is None else env
-    declared = read_pools_file(settings.pools) if settings.pools is not None else []
+    file = read_pools_file(settings.pools) if settings.pools is not None else PoolsFile()
     if settings.engine_url is not None:
         address, prefix = addresses.from_url(settings.engine_url)
         key = settings.engine_key.get_secret_value() if settings.engine_key is not None else ""
-        return Prepared(settings, _bind(settings), address, key, _keys(settings, env), prefix, [], {}, declared=declared)
+        keys = _keys(settings, env)
+        return Prepared(settings, _bind(settings), address, key, keys, prefix, [], {}, None, file.pools, file.admission)
     check_args(settings.engine_args)
     binary = inspect_binary(find_binary(settings.engine))
     check_model(settings.model, binary, settings.engine_args, env)
@@ -115,7 +118,7 @@ def prepare(settings: Settings, env: Mapping[str, str] | None = None) -> Prepare
         settings.gpu_share_key,
     )
     argv, engine_env = command(options, env)
-    return Prepared(settings, listener, address, key, keys, prefix, argv, engine_env, folder, declared)
+    return Prepared(settings, listener, address, key, keys, prefix, argv, engine_env, folder, file.pools, file.admission)
 
 
 def _bind(settings: Settings) -> socket.socket:

@@ -26,7 +26,7 @@ from polykv_proxy.errors import ApiError
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.load import load_of
 from polykv_proxy.runtime.news import Topic
-from polykv_proxy.runtime.policies_book import PoliciesBook
+from polykv_proxy.runtime.policies_book import Entry, PoliciesBook
 
 log = logging.getLogger("polykv.admission")
 
@@ -49,6 +49,8 @@ class Admission:
         self._timer: asyncio.TimerHandle | None = None
         self._boot_id = ""
         self._unnamed = Unnamed()
+        self._declared: set[int] = set()
+        """Scopes whose policy is the pools file's."""
         hub.ledger.books.on_close = self._closed
         hub.ledger.sessions.listeners.append(self._session_changed)
         hub.ledger.tree.listeners.append(self._pool_changed)
@@ -56,9 +58,9 @@ class Admission:
 
     async def load(self) -> None:
         """Policies of earlier runs."""
-        for scope, policy in (await self._book.read()).items():
+        for scope, entry in (await self._book.read()).items():
             if scope == DEFAULT_SCOPE or self._hub.ledger.tree.get(scope) is not None:
-                self.gate.set_policy(scope, policy)
+                self._put(scope, entry)
 
     # -- requests -----------------------------------------------------------------------------------------------------
 
@@ -156,16 +158,35 @@ class Admission:
         """What was set there."""
         return self.gate.outlook.policies.own(scope)
 
-    async def set_policy(self, scope: int, policy: Policy) -> None:
+    async def set_policy(self, scope: int, policy: Policy, *, declared: bool = False) -> None:
         """Written down, then in force. JournalError: nothing has changed."""
-        await self._book.put(scope, policy)
+        entry = Entry(policy, declared)
+        await self._book.put(scope, entry)
         if scope == DEFAULT_SCOPE or self._hub.ledger.tree.get(scope) is not None:
-            self.gate.set_policy(scope, policy)
+            self._put(scope, entry)
             self.wake()
+
+    async def declare(self, scope: int, policy: Policy | None) -> None:
+        """What the pools file says. 1. A policy: it holds; 2. none: one that the file had set goes, any other stays."""
+        if policy is not None and (self.own(scope) != policy or scope not in self._declared):
+            await self.set_policy(scope, policy, declared=True)
+        elif policy is None and scope in self._declared:
+            await self.drop_policy(scope)
+
+    async def pass_on(self, before: int, after: int) -> None:
+        """A pool takes the place of another, its policy included."""
+        policy = self.own(before)
+        if policy is not None:
+            await self.set_policy(after, policy, declared=before in self._declared)
+
+    def _put(self, scope: int, entry: Entry) -> None:
+        self.gate.set_policy(scope, entry.policy)
+        (self._declared.add if entry.declared else self._declared.discard)(scope)
 
     async def drop_policy(self, scope: int) -> Policy | None:
         """The one that was removed; None when there was none. Those who wait for it are let in."""
         await self._book.drop(scope)
+        self._declared.discard(scope)
         dropped = self.gate.drop_policy(scope)
         self.wake()
         return dropped
@@ -248,6 +269,7 @@ class Admission:
         if after is None and before is not None:
             if self.gate.outlook.policies.own(before.pool_id) is not None:
                 self._hub.spawn(self._book.drop(before.pool_id))
+            self._declared.discard(before.pool_id)
             self.gate.pool_gone(before.pool_id)
 
     def _tell(self, ask: Ask, verdict: Verdict) -> None:

@@ -15,6 +15,7 @@ from enum import StrEnum
 from polykv_proxy.core.pools import Pool, PoolTree, Residency
 from polykv_proxy.core.succession import succeed
 from polykv_proxy.errors import ApiError, JournalError, PolykvError
+from polykv_proxy.runtime.admission import Admission
 from polykv_proxy.runtime.answers import api_error
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.lifetimes import LifetimeService
@@ -62,18 +63,26 @@ class DeclaredPools:
     """The pools of one file, each after its parent. `settled` is set when they have been made once, or cannot be."""
 
     def __init__(
-        self, hub: Hub, pools: PoolService, lifetimes: LifetimeService, link: EngineLink, declared: Sequence[Declared] = ()
+        self,
+        hub: Hub,
+        pools: PoolService,
+        lifetimes: LifetimeService,
+        admission: Admission,
+        link: EngineLink,
+        *,
+        declared: Sequence[Declared] = (),
     ) -> None:
         self._hub = hub
         self._pools = pools
         self._lifetimes = lifetimes
+        self._admission = admission
         self._link = link
         self._declared = declared
         self._standings = {one.name: Standing() for one in declared}
         self._boot_id = ""
         self._flight: PoolFlight | None = None
         self._given: set[str] = set()
-        """Names whose pin and time to live were set: once in the life of a proxy, so that what is changed by hand stays so."""
+        """Names whose pin, time to live and policy were set: once in the life of a proxy, so that changes by hand stay."""
         self.settled = asyncio.Event()
         if not declared:
             self.settled.set()
@@ -145,6 +154,7 @@ class DeclaredPools:
             return Outcome.KEPT, pool.pool_id if flight is None else await self._fly(flight)
         unnamed = replace(spec, name=None, ttl_s=_UNNAMED_TTL_S)
         made = await self._fly(self._pools.create(unnamed, keep=True))
+        await self._admission.pass_on(pool.pool_id, made)
         await self._succeed(one, made)
         return Outcome.REPLACED, made
 
@@ -194,6 +204,7 @@ class DeclaredPools:
             await self._lifetimes.pin(pool_id, one.pin.owner, one.pin.lease_s)
         elif one.pin is False:
             await self._lifetimes.unpin(pool_id, None)
+        await self._admission.declare(pool_id, one.admission)
         self._given.add(one.name)
 
     def _fail_all(self, reason: str) -> None:

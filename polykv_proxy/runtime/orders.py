@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from polykv_proxy.core.admission.policy import Policy
 from polykv_proxy.core.prefix import Tokens
 from polykv_proxy.engine import wire
 from polykv_proxy.runtime.flight import Flight
@@ -56,12 +57,13 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Declared:
-    """A pool as it is to be. `pin` False takes a pin away, None leaves it as it is."""
+    """A pool as it is to be. `pin` False takes a pin away, None leaves it as it is. `admission` None: the file has none."""
 
     name: str
     spec: PoolSpec
     parent: str | None = None
     pin: Lease | Literal[False] | None = None
+    admission: Policy | None = None
 
 
 @dataclass(frozen=True, slots=True)

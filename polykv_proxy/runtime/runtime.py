@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polykv_proxy.core.admission.gate import Limits
+from polykv_proxy.core.admission.policy import DEFAULT_SCOPE, Policy
 from polykv_proxy.core.ledger import OVERDUE_S, Ledger, LedgerLimits
 from polykv_proxy.core.unmade import Unmade
 from polykv_proxy.engine.client import EngineClient
@@ -68,7 +69,8 @@ class RuntimeOptions:
     `declared` are pools that there are to be, each after its parent. `verify_interval_s`: seconds after which an idle pool is
     verified again, None for never. `off`: why there are none, whatever the engine is; then it is not asked. `remedy`: what helps
     when the engine has none. `kv_disk_bytes`: how many bytes copies may take; 0 for none. `copy_grace_s`: how long they may take
-    before the end. `admission`: bounds of all requests together. `gpu_share_key`: of the device, where it was given.
+    before the end. `admission`: bounds of all requests together; `policy`: the default one of the pools file. `gpu_share_key`: of
+    the device, where it was given.
     """
 
     state_dir: Path | None = None
@@ -81,10 +83,13 @@ class RuntimeOptions:
     kv_disk_bytes: int = 0
     copy_grace_s: float = 10.0
     admission: Limits = field(default_factory=Limits)
+    policy: Policy | None = None
     gpu_share_key: str | None = None
 
     @classmethod
-    def of(cls, settings: Settings, state_dir: Path | None, declared: Sequence[Declared], remedy: str) -> RuntimeOptions:
+    def of(
+        cls, settings: Settings, state_dir: Path | None, declared: Sequence[Declared], policy: Policy | None, remedy: str
+    ) -> RuntimeOptions:
         """What the settings say."""
         return cls(
             state_dir,
@@ -96,6 +101,7 @@ class RuntimeOptions:
             kv_disk_bytes=settings.kv_disk_bytes or 0,
             copy_grace_s=settings.stop_grace_s,
             admission=Limits(settings.max_running, settings.max_queued),
+            policy=policy,
             gpu_share_key=settings.gpu_share_key if settings.gpu_share != "off" else None,
         )
 
@@ -115,7 +121,7 @@ class Runtime:
         self.admission = Admission(hub, options.admission)
         self.requests = RequestDesk(hub, pools, self.admission)
         self.link = EngineLink(hub, options.remedy)
-        self.declared = DeclaredPools(hub, pools, self.lifetimes, self.link, options.declared)
+        self.declared = DeclaredPools(hub, pools, self.lifetimes, self.admission, self.link, declared=options.declared)
         self.view = View(hub.ledger, hub.telemetry, hub.clock)
         self.glance = Glance(hub, self.view)
         self._folder = folder
@@ -151,6 +157,7 @@ class Runtime:
         try:
             await vault.open()
             await runtime.admission.load()
+            await runtime.admission.declare(DEFAULT_SCOPE, options.policy)
         except BaseException:
             await runtime._close()
             raise

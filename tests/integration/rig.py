@@ -25,6 +25,7 @@ from polykv_proxy.api.context import ApiContext, Keys
 from polykv_proxy.api.gate import PoolGate
 from polykv_proxy.api.relay import Relay, RelayProtocol, UpstreamPool
 from polykv_proxy.core.admission.gate import Limits
+from polykv_proxy.core.admission.policy import Policy
 from polykv_proxy.core.ledger import LedgerLimits
 from polykv_proxy.engine.client import EngineClient
 from polykv_proxy.ports import EngineAddress, Plan, Refusal, RelayRequest
@@ -150,6 +151,7 @@ async def rig(
     health: dict[str, object] | None = None,
     kv_disk_bytes: int = 0,
     admission: Limits | None = None,
+    policy: Policy | None = None,
 ) -> AsyncIterator[Rig]:
     """A running rig. With `server` given, its engine is used and left running. `health`: what the supervisor says."""
     if server is None:
@@ -168,6 +170,7 @@ async def rig(
                 health=health,
                 kv_disk_bytes=kv_disk_bytes,
                 admission=admission,
+                policy=policy,
             ) as whole,
         ):
             yield whole
@@ -181,6 +184,7 @@ async def rig(
         declared=declared,
         kv_disk_bytes=kv_disk_bytes,
         admission=admission or Limits(),
+        policy=policy,
     )
     runtime = await Runtime.start(client, options, clock)
     app = build_app(ApiContext(runtime, keys or Keys(), lambda: health or {}, default_pool=default_pool))

@@ -11,6 +11,7 @@ from typing import Literal
 import pytest
 
 from polykv_proxy.api.context import Keys
+from polykv_proxy.core.admission.policy import Policy
 from polykv_proxy.core.prefix import as_tokens
 from polykv_proxy.errors import JournalError
 from polykv_proxy.runtime.orders import Declared, Lease, PoolSpec
@@ -144,7 +145,9 @@ async def test_who_is_attached_to_the_old_pool_stays_there(tmp_path: Path) -> No
 def declare(proxy: Rig, declared: Sequence[Declared]) -> None:
     """A file that is read while the proxy runs, as if it had just been started."""
     runtime = proxy.runtime
-    runtime.declared = type(runtime.declared)(runtime.hub, runtime.pools, runtime.lifetimes, runtime.link, declared)
+    runtime.declared = type(runtime.declared)(
+        runtime.hub, runtime.pools, runtime.lifetimes, runtime.admission, runtime.link, declared=declared
+    )
     runtime.hub.spawn(runtime.declared.run())
 
 
@@ -332,3 +335,66 @@ async def test_one_that_is_being_made_by_another_is_waited_for(tmp_path: Path) -
         assert (await made).status_code == 201
         assert await outcomes(proxy) == {"sys": ("kept", 1)}
         assert (await proxy.api.get("/polykv/pools/sys")).json()["pinned"] is True
+
+
+def with_policy(policy: Policy | None) -> list[Declared]:
+    return [replace(TREE[0], admission=policy), TREE[1]]
+
+
+async def policy_of(proxy: Rig, path: str) -> tuple[float | None, int | None]:
+    shown = (await proxy.api.get(path)).json()
+    return shown["policy"] and shown["policy"]["target_tps_per_session"], shown["inherited_from"]
+
+
+async def test_a_declared_policy_follows_the_file(tmp_path: Path) -> None:
+    """Set with the pool, inherited below, changed with the file, and gone with the key; the default one likewise."""
+    clock, state = ManualClock(), tmp_path / "state"
+    found = []
+    async with served(FakeEngine(), tmp_path) as server:
+        for policy in (Policy(15.0), Policy(9.0), None):
+            declared = with_policy(policy)
+            async with rig(tmp_path, server=server, clock=clock, state_dir=state, declared=declared, policy=policy) as proxy:
+                await settled(proxy)
+                found.append([await policy_of(proxy, f"/polykv/{where}admission") for where in ("pools/sys/", "pools/task/", "")])
+                assert proxy.runtime.admission.off is (policy is None)
+    assert found == [
+        [(15.0, None), (15.0, 1), (15.0, None)],
+        [(9.0, None), (9.0, 1), (9.0, None)],
+        [(None, None), (None, None), (None, None)],
+    ]
+
+
+async def test_of_a_policy_by_hand_and_one_by_file_the_file_wins_at_the_start(tmp_path: Path) -> None:
+    """What is posted holds until then, also over another boot of the engine; where the file says nothing it stays."""
+    clock, state = ManualClock(), tmp_path / "state"
+    declared = with_policy(Policy(15.0))
+    async with served(FakeEngine(), tmp_path) as server:
+        async with rig(tmp_path, server=server, clock=clock, state_dir=state, declared=declared, policy=Policy(3.0)) as proxy:
+            await settled(proxy)
+            for path in ("pools/sys/", "pools/task/", ""):
+                reply = await proxy.api.post(f"/polykv/{path}admission", json={"target_tps_per_session": 5})
+                assert reply.status_code == 200
+            await proxy.server.crash()
+            await proxy.until_unlinked()
+            server.engine.boot()
+            await proxy.server.restart()
+            await made_again(proxy, "task")
+            assert await policy_of(proxy, "/polykv/pools/sys/admission") == (5, None)
+        async with rig(tmp_path, server=server, clock=clock, state_dir=state, declared=declared) as proxy:
+            await settled(proxy)
+            assert await policy_of(proxy, "/polykv/pools/sys/admission") == (15.0, None)
+            assert await policy_of(proxy, "/polykv/pools/task/admission") == (5, None)
+            assert await policy_of(proxy, "/polykv/admission") == (5, None)
+
+
+async def test_a_successor_takes_the_policy_over(tmp_path: Path) -> None:
+    """Another text is another pool: a policy by hand goes with the name; the one of the file is the file's."""
+    clock, state = ManualClock(), tmp_path / "state"
+    changed = [tokens("sys", [*SYS[:-1], 1])]
+    async with served(FakeEngine(max_pools=8), tmp_path) as server:
+        async with rig(tmp_path, server=server, clock=clock, state_dir=state, declared=TREE[:1]) as proxy:
+            await settled(proxy)
+            await proxy.api.post("/polykv/pools/sys/admission", json={"target_tps_per_session": 5})
+        async with rig(tmp_path, server=server, clock=clock, state_dir=state, declared=changed) as proxy:
+            assert await outcomes(proxy) == {"sys": ("replaced", 2)}
+            assert await policy_of(proxy, "/polykv/pools/2/admission") == (5, None)

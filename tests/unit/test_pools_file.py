@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from polykv_proxy.core.admission.policy import Mode, OnSaturation, Policy
 from polykv_proxy.errors import SettingsError
 from polykv_proxy.pools_file import read_pools_file
 from polykv_proxy.runtime.orders import Declared, Lease
@@ -15,7 +16,7 @@ from polykv_proxy.runtime.orders import Declared, Lease
 def read(folder: Path, text: str) -> list[Declared]:
     file = folder / "pools.yaml"
     file.write_text(text)
-    return read_pools_file(file)
+    return list(read_pools_file(file).pools)
 
 
 def mistakes(folder: Path, text: str) -> list[str]:
@@ -107,11 +108,11 @@ def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
   n: {tokens_file: x.json}
 other: 1
 """
-    known = "known are tokens, prompt, messages, tools, chat_template_kwargs, parent, branch_pos, pin, ttl_s, tokens_file, "
+    known = "known are tokens, prompt, messages, tools, chat_template_kwargs, parent, branch_pos, pin, ttl_s, "
     sources = "tokens, prompt, messages, tokens_file, prompt_file, messages_file"
     assert mistakes(tmp_path, text) == [
         f":2: pool agents: give exactly one of {sources}; none came",
-        f":3: pool agents: unknown key 'promt'; {known}prompt_file, messages_file, tools_file",
+        f":3: pool agents: unknown key 'promt'; {known}admission, tokens_file, prompt_file, messages_file, tools_file",
         ":4: pool agents: pin must be true, false, or a mapping with owner and lease_s",
         ":5: pool Agents: a name must match [a-z_][a-z0-9_.-]{0,63}",
         f":8: pool b: give exactly one of {sources}; prompt and messages_file came together",
@@ -120,7 +121,7 @@ other: 1
         ":10: pool d: branch_pos: Input should be greater than or equal to 1",
         ":11: pool e: its parent 'zzz' is not in this file",
         ":11: pool e: prompt_file nope.txt: No such file or directory",
-        ":12: pool f: admission: policies cannot be declared in this version; leave the key out",
+        ":12: pool f: admission: target_tps_per_session is missing; it must be a number from 0.001 to 1e+06",
         ":12: pool f: ttl_s: Input should be greater than 0",
         ":13: pool g: messages holds '\\ud800', an unpaired surrogate, which is no character",
         ":13: pool g: tools and tools_file came together; give one of them",
@@ -136,8 +137,54 @@ other: 1
         ":19: pool m: prompt_file must be the name of a file",
         ":19: pool m: unknown key 'lease'; known are owner, lease_s",
         ":20: pool n: tokens_file x.json: not valid JSON: Expecting value: line 1 column 2 (char 1)",
-        ":21: unknown key 'other'; known are pools",
+        ":21: unknown key 'other'; known are pools, admission",
     ]
+
+
+def test_policies_of_pools_and_the_default_one(tmp_path: Path) -> None:
+    """Fields as they are posted; `~` is left out."""
+    file = tmp_path / "pools.yaml"
+    file.write_text("""admission: {target_tps_per_session: 4, protect_floors: true}
+pools:
+  a: {prompt: x, admission: {target_tps_per_session: 12.5, mode: enforced, on_saturation: queue, max_queue: ~}}
+  b: {prompt: x, admission: ~}
+""")
+    found = read_pools_file(file)
+    assert found.admission == Policy(4, protect_floors=True)
+    assert [one.admission for one in found.pools] == [Policy(12.5, Mode.ENFORCED, OnSaturation.QUEUE), None]
+    file.write_text("pools: {a: {prompt: x}}\n")
+    assert read_pools_file(file).admission is None
+
+
+def test_every_mistake_of_a_policy_stands_on_its_line(tmp_path: Path) -> None:
+    """All fields, of pools and of the default one; what goes with one of the two alone is said."""
+    text = """admission:
+  mode: strict
+  settle_tokens: 1.5
+pools:
+  a:
+    prompt: x
+    admission:
+      target_tps_per_session: 0
+      fail_fast: 1
+      color: red
+      protect_floors: true
+  b: {prompt: x, admission: 15}
+"""
+    one_of = "mode, on_saturation, guarantee_min_sessions, settle_tokens, settle_max_ms, max_queue, queue_timeout_ms, while_held, "
+    known = f"an admission policy has the fields target_tps_per_session, {one_of}fail_fast, protect_floors"
+    number = "it must be a number from 0.001 to 1e+06"
+    assert mistakes(tmp_path, text) == [
+        f":1: admission: target_tps_per_session is missing; {number}",
+        ":2: admission: mode is 'strict'; it must be one of advisory, enforced",
+        ":3: admission: settle_tokens is 1.5; it must be a whole number from 1 to 65536",
+        f":8: pool a: admission: target_tps_per_session is 0; {number}",
+        ":9: pool a: admission: fail_fast is 1; it must be true or false",
+        f":10: pool a: admission: color is 'red'; it must be left out; {known}",
+        ":11: pool a: admission: protect_floors is True; it must be left out: only the default policy has it",
+        ":12: pool b: admission: Input should be a valid dictionary",
+    ]
+    assert mistakes(tmp_path, "admission: 5\n") == [":1: admission: Input should be a valid dictionary"]
 
 
 @pytest.mark.parametrize("text", ["- a\n", "pools: [a]\n", "hello\n", "pools: 5\n"])

@@ -138,6 +138,19 @@ def policy_of(given: Mapping[str, object], base: Policy | None = None, *, for_po
     return replace(base, **({"protect_floors": False} if for_pool else {}) | taken)  # type: ignore[arg-type]
 
 
+def objections(given: Mapping[str, object], *, for_pool: bool = True) -> dict[str, str]:
+    """What is wrong with each field, in words; empty where `policy_of` takes them all."""
+    found: dict[str, str] = {}
+    if "target_tps_per_session" not in given:
+        found["target_tps_per_session"] = f"target_tps_per_session is missing; it must be {BOUNDS['target_tps_per_session']}"
+    for name, value in given.items():
+        try:
+            policy_of({name: value}, Policy(1.0), for_pool=for_pool)
+        except ApiError as error:
+            found[name] = error.message
+    return found
+
+
 def _value(name: str, value: object) -> object:
     if name in _WORDS:
         words = [str(word) for word in _WORDS[name]]

@@ -9,7 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polykv_proxy.core.admission.policy import BOUNDS, DEFAULT_SCOPE, Mode, OnSaturation, Policies, Policy, Ruling, policy_of
+from polykv_proxy.core.admission.policy import (
+    BOUNDS,
+    DEFAULT_SCOPE,
+    Mode,
+    OnSaturation,
+    Policies,
+    Policy,
+    Ruling,
+    objections,
+    policy_of,
+)
 from polykv_proxy.errors import ApiError
 
 TREE = {2: 1, 3: 2, 5: 4}
@@ -36,6 +46,17 @@ def test_what_is_left_out_stays_as_above() -> None:
     assert changed == Policy(3, Mode.ENFORCED, OnSaturation.QUEUE, settle_tokens=9)
 
 
+def test_objections_name_every_field_at_once() -> None:
+    """In the words of the refusal, and none where it would be taken."""
+    assert list(objections({"mode": "x", "color": 1, "protect_floors": True})) == [
+        "target_tps_per_session",
+        "mode",
+        "color",
+        "protect_floors",
+    ]
+    assert objections({"target_tps_per_session": 5, "protect_floors": True}, for_pool=False) == {}
+
+
 @pytest.mark.parametrize(
     ("given", "param", "says"),
     [
@@ -54,7 +75,8 @@ def test_what_is_left_out_stays_as_above() -> None:
     ],
 )
 def test_a_bad_field_is_named_with_what_may_stand_there(given: dict[str, object], param: str, says: str) -> None:
-    """400, the field, its value and the bounds."""
+    """400, the field, its value and the bounds; in the list of objections too."""
+    assert param in objections(given)
     with pytest.raises(ApiError, match=param) as caught:
         policy_of(given)
     assert (caught.value.status, caught.value.param) == (400, param)
