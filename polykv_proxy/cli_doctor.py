@@ -46,6 +46,7 @@ def diagnose(health: Mapping[str, Any]) -> list[Finding]:
         *_pools_state(pools),
         *_declared(health.get("declared") or {}),
         *_disk(health.get("kv_disk") or {}),
+        *_admission(health.get("admission") or {}),
         *_gpu_share(health.get("gpu_share") or {}),
     ]
     if engine:
@@ -111,6 +112,21 @@ def _gpu_share(share: Mapping[str, Any]) -> Iterator[Finding]:
     elif share.get("gpu_key") is not None:
         why = share.get("why") or "the engine has no place in the registry"
         yield Finding(Level.WARN, f"GPU share: the device is not shared: {why}", "see docs/gpu-share.md")
+
+
+def _admission(admission: Mapping[str, Any]) -> Iterator[Finding]:
+    """Nothing is said where there is neither a policy nor a bound."""
+    n_policies, n_enforced = admission.get("n_policies") or 0, admission.get("n_enforced") or 0
+    bound = admission.get("max_running")
+    parts = [f"{n_policies} policies, {n_enforced} enforced"] if n_policies else []
+    parts += [f"{admission['n_running']} of at most {bound} requests running"] if bound else []
+    if not parts:
+        return
+    counts = f"{admission['n_queued']} wait, {admission['n_refused']} were refused"
+    yield Finding(Level.GOOD, f"admission: {'; '.join([*parts, counts])}")
+    if n_policies and not n_enforced:
+        text = f"all policies are advisory: nobody is held or refused; enforced, {admission['n_advised']} would have been"
+        yield Finding(Level.NOTE, text, "set mode: enforced when the floor suits (polykv-proxy admission)")
 
 
 def _model(engine: Mapping[str, Any]) -> Iterator[Finding]:

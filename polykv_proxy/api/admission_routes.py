@@ -14,6 +14,7 @@ from polykv_proxy.api.wire import json_object
 from polykv_proxy.core.admission.policy import DEFAULT_SCOPE, policy_of
 from polykv_proxy.core.pools import Pool
 from polykv_proxy.runtime.admission import decision_facts
+from polykv_proxy.runtime.admission_rows import standings
 
 SHOWN = 100
 
@@ -31,7 +32,9 @@ def admission_routes(context: ApiContext) -> APIRouter:
         limits = admission.gate.limits
         bounds = {"max_running": limits.max_running, "max_queued": limits.max_queued}
         running = {"n_running": len(admission.gate.outlook.reservations), "n_queued": len(admission.gate.lines)}
-        return JSONResponse({**_ruled(None), **bounds, **running, "queue": admission.lines()})
+        shown = {"policies": standings(runtime.hub, admission), "queue": admission.lines()}
+        numbered = {"seq": runtime.hub.telemetry.news.number(), "ts": runtime.hub.clock.wall()}
+        return JSONResponse({**_ruled(None), **bounds, **running, **shown, **numbered})
 
     @router.get("/polykv/pools/{key}/admission")
     async def pool_policy(key: str) -> Response:

@@ -11,6 +11,7 @@ from fastapi.responses import JSONResponse
 from polykv_proxy.api.context import ApiContext, key_of
 from polykv_proxy.api.pages import savings_page
 from polykv_proxy.api.queries import whole
+from polykv_proxy.runtime.admission_rows import summary
 from polykv_proxy.runtime.savings import DAYS
 
 DAYS_SHOWN = 30
@@ -46,7 +47,8 @@ def health_route(context: ApiContext) -> APIRouter:
             facts = {key: value for key, value in facts.items() if key not in _DETAILS}
             declared = {key: value for key, value in declared.items() if key != "pools"} if declared is not None else None
             kv_disk = {**kv_disk, "paused": kv_disk["paused"] is not None}
-        return JSONResponse({**facts, "pools": _pools(), "declared": declared, "kv_disk": kv_disk, "gpu_share": _gpu_share()})
+        more = {"kv_disk": kv_disk, "gpu_share": _gpu_share(), "admission": summary(context.runtime.admission)}
+        return JSONResponse({**facts, "pools": _pools(), "declared": declared, **more})
 
     def _gpu_share() -> dict[str, object]:
         """Numbers only: names of peers are for holders of a key."""

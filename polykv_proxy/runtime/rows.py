@@ -58,6 +58,7 @@ class PoolRow:
     verified_ts: float | None
     verify_verdict: str | None
     savings: Mapping[str, Any]
+    policy: Mapping[str, Any] | None
     ttl_s: float | None
     expires_ts: float | None
     created_ts: float

@@ -123,6 +123,7 @@ class Runtime:
         self.link = EngineLink(hub, options.remedy)
         self.declared = DeclaredPools(hub, pools, self.lifetimes, self.admission, self.link, declared=options.declared)
         self.view = View(hub.ledger, hub.telemetry, hub.clock)
+        self.view.ruling = self.admission.ruling
         self.glance = Glance(hub, self.view)
         self._folder = folder
         self._options = options
@@ -152,6 +153,7 @@ class Runtime:
 
         vault = Vault(hub, CopyFolder(folder.copies_path) if folder else None, options.kv_disk_bytes)
         runtime = cls(hub, vault, PoolService(hub, vault, view.pool, found.replies), folder, options)
+        view.ruling = runtime.admission.ruling
         hub.on_expire, hub.on_drop_copy = runtime._expire, vault.forget
         runtime.pools.on_unwanted = runtime.lifetimes.release_unwanted
         try:

@@ -6,8 +6,9 @@ known, `warming` when it runs without, else `idle`. Rows of sessions that rest a
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from polykv_proxy.core.admission.policy import Ruling
 from polykv_proxy.core.ledger import Ledger
 from polykv_proxy.core.lifetime import WITH_KV
 from polykv_proxy.core.pools import Pool
@@ -17,6 +18,7 @@ from polykv_proxy.core.throughput import Speed, Throughput, mean
 from polykv_proxy.engine.wire import Hello, SlotState, State
 from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.accounts import Accounts
+from polykv_proxy.runtime.admission_rows import policy_row
 from polykv_proxy.runtime.resting import Resting
 from polykv_proxy.runtime.rows import PoolRow, PoolSession, SessionRow, StateView, Whole, as_json
 from polykv_proxy.runtime.savings import as_object
@@ -24,12 +26,13 @@ from polykv_proxy.runtime.telemetry import Telemetry, millis
 
 
 class View:
-    """Looks at one ledger and one engine."""
+    """Looks at one ledger and one engine. `ruling`: the admission policy of a pool."""
 
     def __init__(self, ledger: Ledger, telemetry: Telemetry, clock: Clock) -> None:
         self._ledger = ledger
         self._telemetry = telemetry
         self._clock = clock
+        self.ruling: Callable[[int], Ruling | None] = lambda _: None
         self._resting = Resting[SessionRow]()
         self._resting_of_pool = Resting[PoolSession]()
 
@@ -96,6 +99,7 @@ class View:
             verified_ts=pool.checks.last_ts,
             verify_verdict=pool.checks.last.value if pool.checks.last else None,
             savings=as_object(self._telemetry.savings.of_pool(pool.pool_id)),
+            policy=policy_row(self.ruling(pool.pool_id), pool.pool_id),
             ttl_s=pool.ttl_s,
             expires_ts=pool.failure.until_ts if pool.failure is not None and pool.unmade else None,
             created_ts=pool.created_ts,

@@ -158,3 +158,22 @@ def test_what_lies_on_disk_is_said() -> None:
     disk = {"on": True, "paused": None, "n_copies": 3, "bytes_used": 5 * 2**20, "bytes_max": 2**30}
     assert [f.text for f in diagnose({**HEALTH, "kv_disk": disk}) if "disk" in f.text] == ["KV on disk: 3 copies, 5 of 1024 MiB"]
     assert not [f.text for f in diagnose({**HEALTH, "kv_disk": {"on": False, "paused": None}}) if "disk" in f.text]
+
+
+def test_policies_are_said_where_there_are_any() -> None:
+    """How many, how many act, and whom they stopped; advisory ones say what they would have done."""
+    nothing = {"n_policies": 0, "n_enforced": 0, "max_running": None, "max_queued": None}
+    counts = {"n_running": 3, "n_queued": 2, "n_refused": 7, "n_advised": 4}
+    acts = {"n_policies": 2, "n_enforced": 1, "max_running": 8}
+
+    def said(facts: dict[str, Any]) -> list[tuple[Level, str]]:
+        found = diagnose({**HEALTH, "admission": {**nothing, **counts, **facts}})
+        return [(one.level, one.text) for one in found if "admission" in one.text or "polic" in one.text]
+
+    assert said({}) == []
+    assert said(acts) == [
+        (Level.GOOD, "admission: 2 policies, 1 enforced; 3 of at most 8 requests running; 2 wait, 7 were refused")
+    ]
+    advisory = said({"n_policies": 1})
+    assert [level for level, _ in advisory] == [Level.GOOD, Level.NOTE]
+    assert "nobody is held or refused; enforced, 4 would have been" in advisory[1][1]
