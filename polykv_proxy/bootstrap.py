@@ -51,7 +51,7 @@ Engine: TypeAlias = Supervisor | EngineWatcher
 def run(settings: Settings) -> int:
     """Serve until told to stop; the exit code. Raises SettingsError before anything was started."""
     logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for loud in ("httpx", "httpcore", "asyncio", "uvicorn.error"):
+    for loud in ("httpx", "httpcore", "httpx2", "httpcore2", "asyncio", "uvicorn.error"):
         logging.getLogger(loud).setLevel(logging.WARNING)
     prepared = prepare(settings)
     try:

@@ -12,8 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
-import httpx
-import httpx_sse
+import httpx2
 import numpy as np
 import pydantic
 
@@ -25,10 +24,10 @@ from polykv_proxy.errors import EngineAbilityError, EngineError, EngineRefusedEr
 from polykv_proxy.ports import EngineAddress, Header
 
 ROOT = "/_polykv/v1"
-CONTROL_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
-DRY_TIMEOUT = httpx.Timeout(300.0, connect=5.0)
-FILE_TIMEOUT = httpx.Timeout(None, connect=5.0)
-STREAM_TIMEOUT = httpx.Timeout(30.0, connect=5.0, read=None)
+CONTROL_TIMEOUT = httpx2.Timeout(30.0, connect=5.0)
+DRY_TIMEOUT = httpx2.Timeout(300.0, connect=5.0)
+FILE_TIMEOUT = httpx2.Timeout(None, connect=5.0)
+STREAM_TIMEOUT = httpx2.Timeout(30.0, connect=5.0, read=None)
 KEEPALIVE_S = 4.0
 """Shorter than the engine's own 5 s, so that an idle connection is never used while the engine closes it."""
 
@@ -39,7 +38,15 @@ Parsed = TypeVar("Parsed", bound=pydantic.BaseModel)
 class EngineClient:
     """One engine at one address, with the key of its boot. `api_key` and `api_prefix` are the engine's own, where it has them."""
 
-    def __init__(self, address: EngineAddress, key: str, *, api_key: str | None = None, api_prefix: str = "") -> None:
+    def __init__(
+        self,
+        address: EngineAddress,
+        key: str,
+        *,
+        api_key: str | None = None,
+        api_prefix: str = "",
+        transport: httpx2.AsyncBaseTransport | None = None,
+    ) -> None:
         self.key = key
         self.api_prefix = api_prefix
         self._root = api_prefix + ROOT
@@ -49,10 +56,10 @@ class EngineClient:
         if api_key:
             headers.append(("authorization", f"Bearer {api_key}"))
 
-        def pool(n: int, timeout: httpx.Timeout) -> httpx.AsyncClient:
-            limits = httpx.Limits(max_connections=n, max_keepalive_connections=4, keepalive_expiry=KEEPALIVE_S)
-            transport = httpx.AsyncHTTPTransport(uds=address.uds, limits=limits, trust_env=False)
-            return httpx.AsyncClient(transport=transport, base_url=base, headers=headers, timeout=timeout, trust_env=False)
+        def pool(n: int, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
+            limits = httpx2.Limits(max_connections=n, max_keepalive_connections=4, keepalive_expiry=KEEPALIVE_S)
+            way = transport or httpx2.AsyncHTTPTransport(uds=address.uds, limits=limits, trust_env=False)
+            return httpx2.AsyncClient(transport=way, base_url=base, headers=headers, timeout=timeout, trust_env=False)
 
         self._control = pool(16, CONTROL_TIMEOUT)
         self._streams = pool(128, STREAM_TIMEOUT)
@@ -121,7 +128,7 @@ class EngineClient:
 
     async def slots(self, patience_s: float) -> list[wire.PublicSlot]:
         """The engine's own `/slots`: which waits for the work at hand. EngineAbilityError: its form is unknown."""
-        timeout = httpx.Timeout(patience_s, connect=5.0)
+        timeout = httpx2.Timeout(patience_s, connect=5.0)
         raw = (await self._call("GET", f"{self.api_prefix}/slots", timeout=timeout)).content
         try:
             return wire.PUBLIC_SLOTS.validate_json(raw)
@@ -174,46 +181,46 @@ class EngineClient:
     @asynccontextmanager
     async def event_stream(
         self, last_event_id: str | None, *, interval_ms: int | None = None
-    ) -> AsyncIterator[AsyncIterator[httpx_sse.ServerSentEvent]]:
+    ) -> AsyncIterator[AsyncIterator[httpx2.ServerSentEvent]]:
         """The engine's raw event stream, resumed after `last_event_id`. `interval_ms`: of counters, 0 for none."""
         headers = {"last-event-id": last_event_id} if last_event_id else {}
         params = {} if interval_ms is None else {"interval_ms": interval_ms}
-        timeout = httpx.Timeout(30.0, connect=5.0)
+        timeout = httpx2.Timeout(30.0, connect=5.0)
         async with self._events("GET", f"{self._root}/events", headers=headers, params=params, timeout=timeout) as source:
             yield _iterate(source)
 
     async def _get_json(self, verb: str, model: type[Parsed]) -> Parsed:
         return _parse(model, (await self._call("GET", f"{self._root}/{verb}")).content)
 
-    async def _call(self, method: str, url: str, *, client: httpx.AsyncClient | None = None, **options: Any) -> httpx.Response:
+    async def _call(self, method: str, url: str, *, client: httpx2.AsyncClient | None = None, **options: Any) -> httpx2.Response:
         try:
             response = await (client or self._control).request(method, url, **options)
-        except httpx.HTTPError as error:
+        except httpx2.HTTPError as error:
             raise _away(error) from error
         if response.status_code >= 400:
             raise refused(response.status_code, response.content)
         return response
 
     @asynccontextmanager
-    async def _events(self, method: str, url: str, **options: Any) -> AsyncIterator[httpx_sse.EventSource]:
+    async def _events(self, method: str, url: str, **options: Any) -> AsyncIterator[httpx2.EventSource]:
         try:
-            async with httpx_sse.aconnect_sse(self._streams, method, url, **options) as source:
+            async with self._streams.sse(url, method=method, max_event_size=None, **options) as source:
                 if source.response.status_code >= 400:
                     raise refused(source.response.status_code, await source.response.aread())
                 yield source
-        except (httpx.HTTPError, httpx.StreamError) as error:
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
             raise _away(error) from error
 
 
-async def _iterate(source: httpx_sse.EventSource) -> AsyncIterator[httpx_sse.ServerSentEvent]:
+async def _iterate(source: httpx2.EventSource) -> AsyncIterator[httpx2.ServerSentEvent]:
     try:
-        async for event in source.aiter_sse():
+        async for event in source:
             yield event
-    except httpx_sse.SSEError as error:
+    except httpx2.SSEError as error:
         raise EngineError(f"the engine did not answer an event stream: {error}") from error
 
 
-def _make_step(event: httpx_sse.ServerSentEvent) -> MakeStep | None:
+def _make_step(event: httpx2.ServerSentEvent) -> MakeStep | None:
     if event.event == "progress":
         return _parse(wire.Progress, event.data.encode())
     if event.event == "done":

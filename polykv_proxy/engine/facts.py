@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import PurePath
 
-import httpx
+import httpx2
 
 from polykv_proxy.ports import EngineAddress
 
@@ -28,13 +28,13 @@ async def ask_facts(address: EngineAddress, api_key: str | None, prefix: str = "
     """Read `/props`."""
     base = "http://engine" if address.uds is not None else f"http://{address.host}:{address.port}"
     headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    transport = httpx.AsyncHTTPTransport(uds=address.uds, trust_env=False)
-    async with httpx.AsyncClient(
+    transport = httpx2.AsyncHTTPTransport(uds=address.uds, trust_env=False)
+    async with httpx2.AsyncClient(
         transport=transport, base_url=base, headers=headers, timeout=_TIMEOUT_S, trust_env=False
     ) as client:
         try:
             props = (await client.get(f"{prefix}/props")).json()
-        except (httpx.HTTPError, ValueError):
+        except (httpx2.HTTPError, ValueError):
             return PublicFacts()
     if not isinstance(props, dict):
         return PublicFacts()

@@ -10,7 +10,7 @@ from typing import Any
 
 
 def loop_errors(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """An exception handler for loops on which anyio (below httpx) waits for unix sockets.
+    """An exception handler for loops on which anyio (below httpx2) waits for unix sockets.
 
     anyio registers the bare `future.set_result` as reader and takes it off in a later turn. When uvloop sees the caller leave and
     the engine answer in one turn, the future is cancelled first and told its result then. Nobody waits for it any more.

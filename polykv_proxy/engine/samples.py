@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import httpx
+import httpx2
 
 from polykv_proxy.core.pools import SeqRef
 from polykv_proxy.core.prefix import Tokens
@@ -53,7 +53,7 @@ class Sample:
     log_probs: Mapping[int, float]
 
     @classmethod
-    def of(cls, response: httpx.Response) -> Sample:
+    def of(cls, response: httpx2.Response) -> Sample:
         """From a reply of status 200. EngineError when it does not follow the protocol."""
         said = [response.headers.get(f"x-polykv-{name}", "") for name in ("cached", "shared")]
         if not all(value.isdecimal() for value in said):

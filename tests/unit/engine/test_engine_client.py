@@ -1,68 +1,95 @@
-"""Mirrors engine/client.py: what the engine may not say."""
+"""Mirrors engine/client.py: what the engine may not say, and what callers may do who leave."""
 
+import asyncio
+import random
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 
-import httpx
+import httpx2
 import pytest
-import respx
 
+from polykv_proxy.engine import wire
 from polykv_proxy.engine.client import EngineClient, refused, split_counted
 from polykv_proxy.engine.events import EngineEvents
 from polykv_proxy.errors import EngineAbilityError, EngineError, EngineRefusedError, EngineUnavailableError
 from polykv_proxy.ports import EngineAddress
 
-ROOT = "http://127.0.0.1:9/llm/_polykv/v1"
+ROOT = "/llm/_polykv/v1"
 SSE = {"content-type": "text/event-stream"}
 
 
+class Script:
+    """What the engine answers on each path, or the exception that its transport raises; and what it was asked."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Callable[[], httpx2.Response] | Exception] = {}
+        self.requests: list[httpx2.Request] = []
+
+    def __call__(self, request: httpx2.Request) -> httpx2.Response:
+        self.requests.append(request)
+        answer = self.answers[f"{request.method} {request.url.path}"]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer()
+
+
 @pytest.fixture
-async def client() -> AsyncIterator[EngineClient]:
-    made = EngineClient(EngineAddress(port=9), "k", api_key="a", api_prefix="/llm")
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+async def client(script: Script) -> AsyncIterator[EngineClient]:
+    transport = httpx2.MockTransport(script)
+    made = EngineClient(EngineAddress(port=9), "k", api_key="a", api_prefix="/llm", transport=transport)
     yield made
     await made.close()
 
 
-@respx.mock
-async def test_every_call_carries_both_keys_and_the_prefix(client: EngineClient) -> None:
+async def test_every_call_carries_both_keys_and_the_prefix(client: EngineClient, script: Script) -> None:
     """The private key, the engine's own API key, and its path prefix."""
-    route = respx.get(f"{ROOT}/state").respond(json={"boot_id": "b", "update": 1})
+    script.answers[f"GET {ROOT}/state"] = lambda: httpx2.Response(200, json={"boot_id": "b", "update": 1})
     assert (await client.state()).update == 1
-    headers = route.calls[0].request.headers
+    headers = script.requests[0].headers
     assert (headers["x-polykv-key"], headers["authorization"]) == ("k", "Bearer a")
 
 
-@respx.mock
 @pytest.mark.parametrize(
     ("reply", "error"),
     [
-        (httpx.Response(404, json={"error": {"message": "File Not Found", "type": "not_found_error"}}), EngineAbilityError),
-        (httpx.Response(501, text="router"), EngineAbilityError),
-        (httpx.Response(401, json={}), EngineAbilityError),
-        (httpx.Response(503, json={"error": {"message": "Loading model"}}), EngineUnavailableError),
-        (httpx.Response(500, text="oops"), EngineRefusedError),
-        (httpx.Response(200, text="<html>"), EngineError),
-        (httpx.Response(200, json={"protocol": {"major": 1}}), EngineError),
+        (httpx2.Response(404, json={"error": {"message": "File Not Found", "type": "not_found_error"}}), EngineAbilityError),
+        (httpx2.Response(501, text="router"), EngineAbilityError),
+        (httpx2.Response(401, json={}), EngineAbilityError),
+        (httpx2.Response(503, json={"error": {"message": "Loading model"}}), EngineUnavailableError),
+        (httpx2.Response(500, text="oops"), EngineRefusedError),
+        (httpx2.Response(200, text="<html>"), EngineError),
+        (httpx2.Response(200, json={"protocol": {"major": 1}}), EngineError),
     ],
 )
-async def test_a_hello_that_is_none_is_told_apart(client: EngineClient, reply: httpx.Response, error: type[Exception]) -> None:
+async def test_a_hello_that_is_none_is_told_apart(
+    client: EngineClient, script: Script, reply: httpx2.Response, error: type[Exception]
+) -> None:
     """No verbs, not ready, broken, and not our protocol are different errors, all of them EngineErrors."""
-    respx.get(f"{ROOT}/hello").mock(return_value=reply)
+    script.answers[f"GET {ROOT}/hello"] = lambda: reply
     with pytest.raises(error) as raised:
         await client.hello()
     assert isinstance(raised.value, EngineError)
 
 
-@respx.mock
-async def test_a_refused_connection_is_an_engine_that_is_away(client: EngineClient) -> None:
+async def test_a_refused_connection_is_an_engine_that_is_away(client: EngineClient, script: Script) -> None:
     """Transport errors of every kind are EngineUnavailableError."""
-    for error in (httpx.ConnectError("no"), httpx.ReadError("cut"), httpx.ReadTimeout("slow"), httpx.RemoteProtocolError("odd")):
-        respx.get(f"{ROOT}/state").mock(side_effect=error)
+    for error in (
+        httpx2.ConnectError("no"),
+        httpx2.ReadError("cut"),
+        httpx2.ReadTimeout("slow"),
+        httpx2.RemoteProtocolError("odd"),
+    ):
+        script.answers[f"GET {ROOT}/state"] = error
         with pytest.raises(EngineUnavailableError):
             await client.state()
 
 
-@respx.mock
 @pytest.mark.parametrize(
     ("text", "error"),
     [
@@ -72,42 +99,86 @@ async def test_a_refused_connection_is_an_engine_that_is_away(client: EngineClie
         ('event: error\ndata: {"status":422,"type":"too_long","message":"too long"}\n\n', "too long"),
     ],
 )
-async def test_a_materialisation_without_a_proper_end_has_failed(client: EngineClient, text: str, error: str) -> None:
+async def test_a_materialisation_without_a_proper_end_has_failed(
+    client: EngineClient, script: Script, text: str, error: str
+) -> None:
     """A stream that ends with neither `done` nor `error` is an error, and so is nonsense."""
-    respx.post(f"{ROOT}/seqs").respond(text=text, headers=SSE)
+    script.answers[f"POST {ROOT}/seqs"] = lambda: httpx2.Response(200, text=text, headers=SSE)
     with pytest.raises(EngineError, match=error):
         async for _ in client.make_seq({"tokens": [1]}):
             pass
 
 
-@respx.mock
-async def test_an_answer_that_is_no_stream_is_an_error(client: EngineClient) -> None:
+async def test_an_answer_that_is_no_stream_is_an_error(client: EngineClient, script: Script) -> None:
     """A JSON answer where events belong is refused, not waited for."""
-    respx.post(f"{ROOT}/seqs").respond(json={"ok": True})
+    script.answers[f"POST {ROOT}/seqs"] = lambda: httpx2.Response(200, json={"ok": True})
     with pytest.raises(EngineError, match="event stream"):
         async for _ in client.make_seq({"tokens": [1]}):
             pass
 
 
-@respx.mock
-async def test_events_are_resumed_after_the_last_one_and_unknown_ones_skipped(client: EngineClient) -> None:
+async def test_events_are_resumed_after_the_last_one_and_unknown_ones_skipped(client: EngineClient, script: Script) -> None:
     """The id of the last event goes back as Last-Event-ID, also when that event was of a kind we do not know."""
     lines = 'id: 1\nevent: hello\ndata: {"boot_id":"b"}\n\nid: 2\nevent: something_else\ndata: {}\n\n'
-    route = respx.get(f"{ROOT}/events").respond(text=lines, headers=SSE)
+    script.answers[f"GET {ROOT}/events"] = lambda: httpx2.Response(200, text=lines, headers=SSE)
     events = EngineEvents(client)
     assert len([event async for event in events.listen()]) == 1
     assert len([event async for event in events.listen()]) == 1
-    assert ["last-event-id" in call.request.headers for call in route.calls] == [False, True]
-    assert route.calls[1].request.headers["last-event-id"] == "2"
+    assert ["last-event-id" in request.headers for request in script.requests] == [False, True]
+    assert script.requests[1].headers["last-event-id"] == "2"
 
 
-@respx.mock
-async def test_an_event_that_makes_no_sense_is_an_error(client: EngineClient) -> None:
+async def test_an_event_that_makes_no_sense_is_an_error(client: EngineClient, script: Script) -> None:
     """Wrong types at the edge never reach the core."""
-    respx.get(f"{ROOT}/events").respond(text='event: released\ndata: {"type":"released","req":"x"}\n\n', headers=SSE)
+    text = 'event: released\ndata: {"type":"released","req":"x"}\n\n'
+    script.answers[f"GET {ROOT}/events"] = lambda: httpx2.Response(200, text=text, headers=SSE)
     with pytest.raises(EngineError, match="does not follow the protocol"):
         async for _ in EngineEvents(client).listen():
             pass
+
+
+async def test_an_event_of_any_length_is_read(client: EngineClient, script: Script) -> None:
+    """The last event of a snapshot has the tokens of a whole context in it."""
+    tokens = ",".join(["128000"] * 400_000)
+    facts = '"seq":"1.1","n_tokens":400000,"n_shared":0,"cells":1,"update":1,"boot_id":"b"'
+    text = f'event: done\ndata: {{{facts},"tokens":[{tokens}]}}\n\n'
+    script.answers[f"POST {ROOT}/seqs"] = lambda: httpx2.Response(200, text=text, headers=SSE)
+    (made,) = [step async for step in client.make_seq({"session": 1})]
+    assert isinstance(made, wire.Made)
+    assert len(made.tokens or []) == 400_000
+
+
+class Engine:
+    """Answers `state` on a unix socket, one question after the other on each connection."""
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        body = b'{"boot_id":"b","update":1}'
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                await asyncio.sleep(0)
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(body), body))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+
+async def test_callers_who_leave_take_no_connection_with_them(tmp_path: Path) -> None:
+    """Many who give up at any moment, most of them while they wait for a connection: the next call is answered."""
+    dice = random.Random(1)
+    path = tmp_path / "s"
+    async with await asyncio.start_unix_server(Engine(), path), asyncio.timeout(100):
+        client = EngineClient(EngineAddress(uds=str(path)), "k")
+        for _ in range(40):
+            calls = [asyncio.ensure_future(client.state()) for _ in range(64)]
+            for _ in range(dice.randrange(60)):
+                await asyncio.sleep(0)
+            for call in dice.sample(calls, 40):
+                call.cancel()
+            done = await asyncio.gather(*calls, return_exceptions=True)
+            assert sum(isinstance(one, wire.State) for one in done) >= 24
+        assert (await client.state()).update == 1
+        await client.close()
 
 
 def test_counted_lists_add_up_or_are_refused() -> None:
