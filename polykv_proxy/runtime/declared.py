@@ -115,7 +115,7 @@ class DeclaredPools:
                 if standing.outcome in _THERE and standing.pool_id is not None:
                     there.add(standing.pool_id)
                 say = log.warning if standing.outcome is Outcome.FAILED else log.info
-                say("declared pool %s: %s", one.name, f"{standing.outcome} {standing.reason or ''}".strip())
+                say("declared pool %s: %s", one.name, ": ".join(filter(None, (standing.outcome, standing.reason))))
         finally:
             self._pools.maker.room.spare = frozenset()
         away = any(standing.code in _AWAY for standing in self._standings.values())

@@ -316,8 +316,8 @@ class PoolService:
             failure = error
             raise
         except (EngineError, JournalError) as error:
-            log.warning("pool %d could not be made again: %s", pool.pool_id, error)
             failure = self._answer(error)
+            log.warning("pool %d could not be made again: %s", pool.pool_id, failure)
             raise failure from error
         finally:
             self._rebuild_over(pool.pool_id, flight, how, failure)

@@ -193,13 +193,15 @@ async def test_a_lost_pool_is_rebuilt_once_for_all_who_wait(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("fault", "miss"),
     [
-        (EngineFaultError(429, "no_seq_ids", "full"), "no_seq_ids"),
+        (EngineFaultError(429, "no_seq_ids", "start with a larger --polykv-max-pools"), "no_seq_ids"),
         (EngineFaultError(500, "server_error", "broken"), "rebuild_failed"),
         (EngineFaultError(422, "too_long", "the cache is full"), "rebuild_failed"),
     ],
 )
-async def test_a_rebuild_that_fails_never_fails_the_request(tmp_path: Path, fault: EngineFaultError, miss: str) -> None:
-    """The request is served in full, zero shared, with the reason; the next one tries again."""
+async def test_a_rebuild_that_fails_never_fails_the_request(
+    tmp_path: Path, fault: EngineFaultError, miss: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The request is served in full, zero shared, with the reason, in our words; the next one tries again."""
     async with rig(tmp_path) as proxy:
         pool = await proxy.pool(prompt=SYSTEM)
         await proxy.engine.sleep_and_wake()
@@ -208,6 +210,7 @@ async def test_a_rebuild_that_fails_never_fails_the_request(tmp_path: Path, faul
         reply = await proxy.call("/completion", {**ASK, "pool_id": 1})
         assert (reply.status_code, reply.headers["x-cached-prefix-tokens"]) == (200, "0")
         assert reply.json()["opencoti"]["miss"] == miss
+        assert not any("--polykv" in line for line in caplog.messages)
         assert (await pool_and(proxy, {**ASK, "prompt": SYSTEM + " once more", "pool_id": 1}))[0] in {pool["prefix_len"], 0}
         assert (await proxy.api.get("/polykv/pools/1")).json()["residency"] == "resident"
 
