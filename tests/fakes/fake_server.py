@@ -288,16 +288,21 @@ class FakeEngineServer:
                 async for step in steps:
                     if isinstance(step, int):
                         tokens.append(step)
-                        yield f"data: {json.dumps({'content': self.engine.tokenizer.decode([step])})}\n\n"
+                        text = self.engine.tokenizer.decode([step])
+                        chunk = {"choices": [{"index": 0, "delta": {"content": text}}]} if chat else {"content": text}
+                        yield f"data: {json.dumps(chunk)}\n\n"
                     else:
-                        yield f"data: {json.dumps(self._reply(ask, facts, tokens, str(step), ours, chat=chat))}\n\n"
+                        last = self._reply(ask, facts, tokens, str(step), ours, chat=chat)
+                        if chat:
+                            last["choices"] = [{"index": 0, "delta": {}, "finish_reason": step}]
+                        yield f"data: {json.dumps(last)}\n\n"
 
         return StreamingResponse(lines(), media_type="text/event-stream", headers=_facts_headers(facts, ours))
 
     def _reply(self, ask: Ask, facts: Facts, tokens: list[int], reason: str, ours: object, *, chat: bool) -> dict:
         text = self.engine.tokenizer.decode(tokens)
         reply = {"choices": [{"message": {"role": "assistant", "content": text}}]} if chat else {"content": text}
-        reply["timings"] = {"cache_n": facts.n_cached, "prompt_n": facts.n_prompt - facts.n_cached}
+        reply["timings"] = {"cache_n": facts.n_cached, "prompt_n": facts.n_prompt - facts.n_cached, "predicted_n": len(tokens)}
         reply["stop_type"] = reason
         if facts.candidates:  # of the first token; the real engine lists them for every one
             reply["completion_probabilities"] = [{"top_logprobs": facts.candidates}]
