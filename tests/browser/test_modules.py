@@ -172,3 +172,26 @@ async def test_a_stream_comes_back_and_asks_for_what_it_missed(page: Page) -> No
           stream.start();
         });"""
     assert await run(page, "stream", script) == {"asked": ["", "4", "4"], "heard": ["one", "two"], "lost": [0, 0]}
+
+
+async def test_a_decision_in_words_has_its_ground(page: Page) -> None:
+    """Who, where, how long, why by which figures; advice is told as such."""
+    script = """const base = {topic: "decision", ts: 0, seq: 1, req: 7, session_id: "ann", pool_id: 2, waited_ms: 0, would: null,
+        reason: "projected mean tps below floor", value: 13.92, threshold: 15};
+        const nobody = {session_id: null, pool_id: null, waited_ms: 2500, would: "held"};
+        return [{...base, type: "queue_full"}, {...base, type: "admitted", ...nobody},
+            {...base, type: "admitted", reason: "ok", value: null}].map(m.eventWords);"""
+    assert await run(page, "event_words", script) == [
+        "ann queue full, pool 2: projected mean tps below floor (13.9 against 15.0)",
+        "request 7 admitted after 2.5 s: projected mean tps below floor (13.9 against 15.0); enforced, it would be held",
+        "ann admitted, pool 2: ok",
+    ]
+
+
+async def test_a_floor_is_a_lane_as_long_as_it_is_set(page: Page) -> None:
+    """Columns stay of one length; a floor that is gone leaves its lane to the next, once none of it is in sight."""
+    script = """const history = new m.History(3), tps = {aggregate_tps: 1, mean_active_tps: 1};
+        const at = (ts, ...floors) => history.add({ts, ...tps}, [], floors.map(([key, tps]) => ({key, title: key, tps})));
+        at(1, ["a", 5]); at(2, ["a", 6], ["b", 7]); at(3); at(4); at(5); at(6, ["c", 8]);
+        return [history.times, history.floors.map(({key, values}) => [key, values])];"""
+    assert await run(page, "history", script) == [[4, 5, 6], [["c", [None, None, 8]], ["b", [None, None, None]]]]

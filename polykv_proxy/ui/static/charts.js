@@ -62,7 +62,7 @@ export class Charts {
     });
     table.root.hidden = true;
     this.#root.append(panel(ALL, all), panel(EACH, each, button, table.root));
-    this.#all = new LineChart(this.#Chart, all, ["--aggregate", "--mean"]);
+    this.#all = new LineChart(this.#Chart, all, ["--aggregate", "--mean"], "--floor");
     this.#each = new LineChart(this.#Chart, each, []);
   }
 
@@ -74,6 +74,7 @@ export class Charts {
     this.#all.draw(history.times, [
       { title: "aggregate", values: history.aggregate },
       { title: "mean of the active", values: history.mean },
+      ...history.floors,
     ]);
     this.#each.draw(history.times, history.lanes);
   }

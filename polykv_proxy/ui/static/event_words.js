@@ -4,7 +4,7 @@
  * Law: pure; an event of a kind that is not known here is shown by its fields, so that nothing that happens is hidden.
  */
 
-import { count, duration, rate } from "./words.js";
+import { count, duration, isNumber, rate } from "./words.js";
 
 /** @typedef {{topic: string, type: string, ts: number, seq: number, [fact: string]: any}} HappenedEvent */
 
@@ -20,6 +20,7 @@ const TOPICS = /** @type {Record<string, (event: HappenedEvent) => string>} */ (
   session: sessionWords,
   request: requestWords,
   engine: engineWords,
+  decision: decisionWords,
   resync: () => "some events were missed",
 });
 const HEAD = new Set(["ts", "seq", "topic", "type"]);
@@ -61,6 +62,21 @@ function requestFigures({ type, n_prompt, n_shared, n_decoded, miss, reason, ttf
 /** @param {HappenedEvent} event */
 function engineWords({ type, reason }) {
   return `engine ${type}${reason ? `: ${reason}` : ""}`;
+}
+
+/** @param {HappenedEvent} event */
+function decisionWords(event) {
+  const who = event.session_id ?? `request ${event.req}`;
+  const where = event.pool_id === null ? "" : `, pool ${event.pool_id}`;
+  const waited = event.waited_ms ? ` after ${duration(event.waited_ms / 1000)}` : "";
+  const would = event.would ? `; enforced, it would be ${event.would}` : "";
+  return `${who} ${event.type.replaceAll("_", " ")}${where}${waited}: ${groundWords(event)}${would}`;
+}
+
+/** The ground of a decision, with what was measured. @param {any} found @returns {string} */
+export function groundWords({ reason, value, threshold }) {
+  const measured = isNumber(value) && isNumber(threshold) ? ` (${rate(value)} against ${rate(threshold)})` : "";
+  return `${reason}${measured}`;
 }
 
 /** @param {HappenedEvent} event */

@@ -34,6 +34,7 @@ export function poolFacts(pool, now) {
       `${count(pool.savings.n_tokens)} tokens, about ${duration(pool.savings.seconds)}, in ${plural(pool.savings.n_requests, "request")}`,
     ],
     ["Misses", missWords(pool.savings.misses)],
+    ["Admission", policyWords(pool.policy)],
     ["Used", ago(pool.last_access_ts, now)],
     ["Made", `${ago(pool.created_ts, now)} from ${pool.source}`],
     ["Time to live", pool.ttl_s === null ? "no end" : duration(pool.ttl_s)],
@@ -51,6 +52,18 @@ export function sessionFacts(session) {
     ["Context", `${count(session.ctx_used)} of ${count(session.ctx_total)}, room for ${count(session.ctx_headroom_tokens)}`],
     ["Own KV", bytes(session.marginal_kv_bytes)],
   ];
+}
+
+/** @param {any} policy as a pool has it, null without one */
+function policyWords(policy) {
+  if (!policy) return "no floor";
+  const from = policy.inherited_from === null ? "" : `, of pool ${policy.inherited_from}`;
+  return `floor ${rate(policy.target_tps_per_session)} tok/s, ${modeWords(policy)}${from}`;
+}
+
+/** @param {any} policy @returns {string} whether it acts, and how */
+export function modeWords({ mode, on_saturation }) {
+  return mode === "enforced" ? `enforced: ${on_saturation}` : `${mode}: would ${on_saturation}`;
 }
 
 /** @param {Record<string, any>} misses by reason */

@@ -11,6 +11,8 @@ const LOOK_MS = 2_000;
 const BREATH_MS = 150;
 const SAVINGS_MS = 30_000;
 const UNSEEN_MS = 60_000;
+/** Arms of no interest: the event stream leaves them out, too. */
+const UNTOLD = new Set(["continuation", "no_policy"]);
 const UNAUTHORIZED = 401;
 const NOT_IMPLEMENTED = 501;
 
@@ -23,6 +25,7 @@ export class Feed {
   #life = null;
   #changed = false;
   #savingsAt = 0;
+  #told = false;
   #wake = () => {};
   /** @type {number | undefined} */
   #unseen;
@@ -44,6 +47,7 @@ export class Feed {
     this.stop();
     this.#etag = "";
     this.#savingsAt = 0;
+    this.#told = false;
     this.#life = new AbortController();
     this.#store.link("connecting");
     for (const stream of this.#streams) stream.start();
@@ -103,17 +107,30 @@ export class Feed {
   /** @param {AbortSignal} life */
   async #look(life) {
     const due = Date.now() - this.#savingsAt > SAVINGS_MS;
-    const [health, pools, savings] = await Promise.allSettled([
+    const [health, pools, savings, admission, decisions] = await Promise.allSettled([
       this.#api.get("health"),
       this.#api.get("pools", this.#etag),
       due ? this.#api.get("savings") : null,
+      this.#api.get("admission"),
+      this.#told ? null : this.#api.get("decisions?limit=50"),
     ]);
     if (life.aborted) return;
+    if (admission.status === "fulfilled") this.#store.put({ admission: admission.value?.body });
+    if (decisions.status === "fulfilled" && decisions.value) this.#decided(decisions.value.body.decisions);
     if (due) this.#savingsAt = Date.now();
     if (savings.status === "fulfilled" && savings.value) this.#store.put({ savings: savings.value.body });
     if (health.status === "fulfilled") this.#store.put({ health: health.value?.body });
     if (pools.status === "fulfilled") this.#listed(pools.value);
     else this.#failed(pools.reason);
+  }
+
+  /** What was decided before this page listened; what it heard since is newer. @param {any[]} decisions newest first */
+  #decided(decisions) {
+    this.#told = true;
+    const before = decisions.filter((one) => !UNTOLD.has(one.arm)).map((one) => ({ ...one, topic: "decision", type: one.outcome }));
+    const known = new Set(before.map((one) => `${one.req} ${one.type}`));
+    const since = this.#store.decisions.filter((one) => !known.has(`${one.req} ${one.type}`));
+    this.#store.decided([...before.reverse(), ...since]);
   }
 
   /** @param {{body: any, etag: string} | null} answer */

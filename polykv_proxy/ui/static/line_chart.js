@@ -1,7 +1,8 @@
 /**
  * Lines over time, and in words what is under the pointer.
  *
- * Law: draws what it is given. Lines are added as they come; their colours follow their place.
+ * Law: draws what it is given. Lines are added as they come; their colours follow their place. With `limit` those after the first few
+ * are limits: dashed, and all of one colour.
  */
 
 import { el, setAttribute, setText } from "./dom.js";
@@ -15,6 +16,7 @@ export class LineChart {
   #Chart;
   #root;
   #colours;
+  #limit;
   /** @type {any} */
   #chart = null;
   /** @type {{title: string, values: (number | null)[]}[]} */
@@ -23,11 +25,12 @@ export class LineChart {
   #focused = null;
   #probe = el("i", { hidden: true });
 
-  /** @param {any} Chart @param {HTMLElement} root @param {string[]} colours custom properties for the first lines */
-  constructor(Chart, root, colours) {
+  /** @param {any} Chart @param {HTMLElement} root @param {string[]} colours custom properties for the first lines @param {string} [limit] for all others */
+  constructor(Chart, root, colours, limit = "") {
     this.#Chart = Chart;
     this.#root = root;
     this.#colours = colours;
+    this.#limit = limit;
     root.append(this.#probe);
     new ResizeObserver(() => this.#fit()).observe(root);
   }
@@ -98,11 +101,13 @@ export class LineChart {
   /** @param {number} at */
   #line(at) {
     const own = this.#colours[at];
-    const stroke = this.#colour(own ?? `--line-${at % N_COLOURS}`);
+    const limit = own === undefined && this.#limit !== "";
+    const stroke = this.#colour(own ?? (limit ? this.#limit : `--line-${at % N_COLOURS}`));
     return {
       stroke,
       width: own ? 2 : 1.25,
       points: { show: false },
+      dash: limit ? [7, 4] : undefined,
       spanGaps: false,
       fill: at === 0 && own ? this.#colour("--aggregate-fill") : undefined,
     };
@@ -122,7 +127,8 @@ export class LineChart {
 
   /** @param {number} at @param {string} when */
   #both(at, when) {
-    return `${when}: ${this.#lines.map((line) => `${line.title} ${rate(line.values[at])}`).join(", ")}`;
+    const shown = this.#lines.filter((line, n) => n < this.#colours.length || typeof line.values[at] === "number");
+    return `${when}: ${shown.map((line) => `${line.title} ${rate(line.values[at])}`).join(", ")}`;
   }
 
   /** @param {number} at @param {string} when */

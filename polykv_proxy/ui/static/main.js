@@ -5,6 +5,7 @@
  */
 
 import { Actions } from "./actions.js";
+import { AdmissionView } from "./admission_view.js";
 import { Api } from "./api.js";
 import { askKey } from "./ask.js";
 import { Charts, chartLibrary } from "./charts.js";
@@ -52,6 +53,7 @@ const detail = new Detail(store, api, new Actions(api, say), (key) => {
   tree.focus(key);
 });
 new LogView(store);
+new AdmissionView(byId("admission"), store);
 new SavingsView(byId("savings"), store);
 chartLibrary().then((Chart) => new Charts(byId("charts"), store, Chart));
 

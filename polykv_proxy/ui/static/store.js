@@ -8,7 +8,9 @@ import { History } from "./history.js";
 import { sessionTitle } from "./tree.js";
 
 const EVENTS_KEPT = 1000;
+const DECISIONS_KEPT = 50;
 const HISTORY_S = 300;
+const FLOORS_DRAWN = 4;
 
 /**
  * @typedef {object} Facts
@@ -18,6 +20,7 @@ const HISTORY_S = 300;
  * @property {any[]} pools of `/polykv/pools`
  * @property {any} tree the rest of that answer
  * @property {any} savings of `/polykv/savings`, null until the first of it
+ * @property {any} admission of `/polykv/admission`, null until the first of it
  * @property {any} tps null until the first of `/polykv/tps`
  */
 
@@ -33,9 +36,12 @@ export class Store {
     tree: {},
     tps: null,
     savings: null,
+    admission: null,
   };
   /** @type {any[]} newest last */
   events = [];
+  /** @type {any[]} of admission, newest last */
+  decisions = [];
   /** @type {Session[]} */
   sessions = [];
   history = new History(HISTORY_S);
@@ -58,7 +64,7 @@ export class Store {
   /** @param {Partial<Facts>} facts */
   put(facts) {
     Object.assign(this.facts, facts);
-    if (facts.tps) this.history.add(facts.tps, running(facts.tps));
+    if (facts.tps) this.history.add(facts.tps, running(facts.tps), floors(this.facts.admission));
     if (facts.pools || facts.tps) this.sessions = sessionsOf(this.facts.pools, this.facts.tps?.sessions ?? []);
     this.touch();
   }
@@ -73,6 +79,13 @@ export class Store {
   happened(event) {
     this.events.push(event);
     if (this.events.length > EVENTS_KEPT) this.events.splice(0, this.events.length - EVENTS_KEPT);
+    if (event.topic === "decision") this.decided([...this.decisions, event]);
+    this.touch();
+  }
+
+  /** @param {any[]} decisions newest last */
+  decided(decisions) {
+    this.decisions = decisions.slice(-DECISIONS_KEPT);
     this.touch();
   }
 
@@ -127,4 +140,18 @@ function running(tps) {
     title: sessionTitle(session),
     tps: session.tps_ewma,
   }));
+}
+
+/** @param {any} admission @returns {{key: string, title: string, tps: number}[]} what policies want kept */
+function floors(admission) {
+  return (admission?.policies ?? []).slice(0, FLOORS_DRAWN).map((/** @type {any} */ policy) => ({
+    key: `floor ${policy.pool_id}`,
+    title: `floor of ${policyTitle(policy)}`,
+    tps: policy.floor_tps,
+  }));
+}
+
+/** @param {any} policy of `/polykv/admission` */
+export function policyTitle(policy) {
+  return policy.pool_id === null ? "requests without a pool" : (policy.name ?? `pool ${policy.pool_id}`);
 }
