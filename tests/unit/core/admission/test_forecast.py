@@ -218,3 +218,13 @@ def test_every_figure_is_finite_or_none_and_room_agrees_with_the_projection(
         rooms.append(made.room(basis, pending, 10.0, 1000))
         assert (rooms[-1] > 0) is not (projection.unknown or (projection.used is not None and projection.used < 10.0))
     assert rooms[1] <= rooms[0]
+
+
+def test_the_worked_example_of_the_documentation() -> None:
+    """docs/admission.md: steps of 14.3 ms and 12 ms for each session, a floor of 15: four are let in, the fifth is not."""
+    paces = [1 / (0.0143 + 0.012 * n) for n in range(1, 6)]
+    assert [round(pace, 1) for pace in paces[:4]] == [38.0, 26.1, 19.9, 16.1]
+    assert round(Basis(paces[0], 1, 0).model(), 1) == 19.0
+    cost_s = 1 / paces[1] - 1 / paces[0]
+    assert [round(Basis(paces[n], n + 1, 0).measured(cost_s), 1) for n in (1, 2, 3)] == [19.9, 16.1, 13.5]
+    assert int((1 / 15 - 1 / paces[1]) / cost_s) == 2
