@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich.text import Text
 
+from polykv_proxy.ui.top.doors import admission_lines
 from polykv_proxy.ui.top.figures import bar, parts, rate, seconds, size, spark
 from polykv_proxy.ui.top.rows import Kind, Row
 from polykv_proxy.ui.top.snapshot import Snapshot
@@ -60,11 +61,11 @@ def _fold(row: Row) -> str:
 
 
 def head(snapshot: Snapshot, where: str, history: Sequence[float | None] = (), width: int = 40) -> list[Text]:
-    """Lines above the rows: where, how fast, and the KV cache as a bar of `width` characters."""
+    """Lines above the rows: where, how fast, the KV cache as a bar of `width` characters, what was saved, and who may begin."""
     state = snapshot.health.get("state", "")
     engine = (f"engine {state}", _GREEN if state == "ready" else _RED) if state else ("", "")
     lines = [Text.assemble(("polykv-proxy ", "bold"), where, "  ", engine), _speed(snapshot, history), _kv(snapshot, width)]
-    lines.append(_saved(snapshot))
+    lines += [_saved(snapshot), *admission_lines(snapshot)]
     if snapshot.trouble:
         lines.append(Text(snapshot.trouble, f"bold {_RED}"))
     return lines

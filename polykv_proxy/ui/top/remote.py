@@ -13,7 +13,14 @@ import httpx
 
 from polykv_proxy.ui.top.snapshot import Facts, Snapshot
 
-_ROUTES = {"health": "/polykv/health", "tree": "/polykv/pools", "tps": "/polykv/tps?once=1", "savings": "/polykv/savings?days=1"}
+_ROUTES = {
+    "health": "/polykv/health",
+    "tree": "/polykv/pools",
+    "tps": "/polykv/tps?once=1",
+    "savings": "/polykv/savings?days=1",
+    "admission": "/polykv/admission",
+    "decisions": "/polykv/decisions?limit=20",
+}
 _TIMEOUT_S = 10.0
 
 

@@ -21,6 +21,8 @@ class Snapshot:
     tree: Facts = field(default_factory=dict)
     tps: Facts = field(default_factory=dict)
     savings: Facts = field(default_factory=dict)
+    admission: Facts = field(default_factory=dict)
+    decisions: Facts = field(default_factory=dict)
 
     @property
     def pools(self) -> Sequence[Facts]:
@@ -51,7 +53,7 @@ class Snapshot:
 
     def as_dict(self) -> dict[str, object]:
         """JSON-ready."""
-        return {"health": self.health, "tps": self.tps, "savings": self.savings, **self.tree}
+        return {"health": self.health, "tps": self.tps, "savings": self.savings, "admission": self.admission, **self.tree}
 
 
 def session_key(session: Facts) -> str:

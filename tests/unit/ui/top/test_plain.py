@@ -41,3 +41,26 @@ def test_savings_and_misses_stand_beside_each_other() -> None:
 def test_nothing_is_said_in_words() -> None:
     """No pools is not an empty page."""
     assert "no pools and no sessions" in printed(snapshot())
+
+
+POLICY = {"pool_id": 1, "name": "base", "mode": "enforced", "on_saturation": "queue", "floor_tps": 15.0, "can_admit": False,
+    "reason": "projected mean tps below floor", "value": 13.94, "threshold": 15.0, "headroom_sessions": 0, "n_pool_sessions": 4,
+    "settling": False, "settle_remaining_ms": 0, "n_queued": 2}  # fmt: skip
+
+
+def test_admission_is_said_where_there_is_something_to_decide() -> None:
+    """Who runs and waits, each floor with its room, the last decision that is news; markup in names is text."""
+    waits = {"req": 9, "session_id": "b", "waited_ms": 4200}
+    default = {**POLICY, "pool_id": None, "name": None, "mode": "advisory", "settling": True, "settle_remaining_ms": 1800}
+    admission = {"policies": [default, POLICY], "queue": [waits], "n_running": 4, "n_queued": 1, "max_running": 8}
+    plain = {"arm": "no_policy", "outcome": "admitted", "session_id": "z", "req": 3, "reason": "no admission policy"}
+    refused = {**POLICY, "arm": "floor", "outcome": "queue_full", "session_id": "[red]x", "req": 2}
+    text = printed(snapshot(admission=admission, decisions={"decisions": [plain, refused]}))
+    ground = "projected mean tps below floor (13.9 against 15.0)"
+    assert f"admission: 4 of 8 running, 1 waiting (longest 4.2 s); last: [red]x queue full, {ground}\n" in text
+    assert f"  base  floor 15.0 tok/s, enforced: queue  4 sessions, 2 waiting, room 0  {ground}\n" in text
+    assert "requests without a pool  floor 15.0 tok/s, advisory: would queue" in text
+    assert "settling, 1.8 s at most" in text
+    many = printed(snapshot(admission={**admission, "policies": [POLICY] * 7, "max_running": None}, decisions={}))
+    assert (many.count("  base  "), "and 3 policies more" in many, "4 running" in many) == (4, True, True)
+    assert "admission" not in printed(snapshot(admission={"policies": [], "queue": [], "max_running": None}))

@@ -21,6 +21,7 @@ async def test_a_look_has_everything_that_the_routes_tell(tmp_path: Path) -> Non
         await remote.close()
     assert (found.trouble, found.health["state"], [pool["name"] for pool in found.pools]) == (None, "ready", ["clerk"])
     assert found.savings["n_tokens"] == found.pools[0]["savings"]["n_tokens"] == found.tps["saved_tokens"] == 0
+    assert (found.admission["policies"], found.decisions["decisions"]) == ([], [])
     assert found.kv_bytes()["pools"] == 300
     assert sum(found.kv_bytes().values()) == 100 * 4096
 
