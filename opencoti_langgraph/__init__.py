@@ -13,6 +13,7 @@ from opencoti_langgraph._version import __version__
 
 if TYPE_CHECKING:
     from opencoti_langgraph.async_client import AsyncPoolClient
+    from opencoti_langgraph.backpressure import BackpressureMiddleware
     from opencoti_langgraph.chat_errors import (
         ChatConflictError,
         ChatPoolNotFoundError,
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from opencoti_langgraph.chat_models import ChatOpencoti, OpencotiChatModel
     from opencoti_langgraph.client import PoolClient
     from opencoti_langgraph.compacting import Refork
+    from opencoti_langgraph.compaction import CompactionNode, CompactionState, Trigger
+    from opencoti_langgraph.compaction_middleware import CompactionMiddleware
     from opencoti_langgraph.errors import (
         ContextExceededError,
         GateClosedError,
@@ -38,7 +41,10 @@ if TYPE_CHECKING:
         SessionNotFoundError,
     )
     from opencoti_langgraph.gate import add_capacity_gate, aresume_when_free, capacity_gate, resume_when_free
+    from opencoti_langgraph.keeper import PoolKeeper
     from opencoti_langgraph.limiter import PoolAdmissionLimiter
+    from opencoti_langgraph.pool_middleware import PoolMiddleware
+    from opencoti_langgraph.prefix import late_context
     from opencoti_langgraph.room import Patience, startable
     from opencoti_langgraph.state import PoolState, latest, newest, report_of, report_of_reply, route_on_headroom
     from opencoti_langgraph.tools import make_pool_tools
@@ -89,16 +95,30 @@ _NAMES = {
         "route_on_headroom",
     ),
     "tools": ("make_pool_tools",),
+    "backpressure": ("BackpressureMiddleware",),
+    "compaction": (
+        "CompactionNode",
+        "CompactionState",
+        "Trigger",
+    ),
+    "compaction_middleware": ("CompactionMiddleware",),
+    "keeper": ("PoolKeeper",),
+    "pool_middleware": ("PoolMiddleware",),
+    "prefix": ("late_context",),
 }
 _HOMES = {name: module for module, names in _NAMES.items() for name in names}
 
 __all__ = [
     "AsyncPoolClient",
+    "BackpressureMiddleware",
     "ChatConflictError",
     "ChatOpencoti",
     "ChatPoolNotFoundError",
     "ChatSaturatedError",
     "ChatUnavailableError",
+    "CompactionMiddleware",
+    "CompactionNode",
+    "CompactionState",
     "ContextExceededError",
     "GateClosedError",
     "OpencotiChatModel",
@@ -109,6 +129,8 @@ __all__ = [
     "PoolApiError",
     "PoolClient",
     "PoolConflictError",
+    "PoolKeeper",
+    "PoolMiddleware",
     "PoolNotFoundError",
     "PoolSaturatedError",
     "PoolState",
@@ -118,10 +140,12 @@ __all__ = [
     "Refork",
     "SessionNotFoundError",
     "StreamCutError",
+    "Trigger",
     "__version__",
     "add_capacity_gate",
     "aresume_when_free",
     "capacity_gate",
+    "late_context",
     "latest",
     "make_pool_tools",
     "newest",

@@ -23,6 +23,7 @@ from tests.fakes.fake_device import set_weight
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_records import Ask, EngineFaultError, Facts, opencoti
 from tests.fakes.fake_room import set_expendable
+from tests.fakes.scripted_chat import Brain, Said
 from tests.fakes.toy_tokens import TemplateError, render
 
 COMPLETIONS = ("/completion", "/completions", "/v1/completions")
@@ -48,6 +49,8 @@ class FakeEngineServer:
         self.seen_bodies: list[bytes] = []
         self.pages: dict[str, tuple[int, str, bytes]] = {"/v1/models": (200, "application/json", b'{"data":[{"id":"toy.gguf"}]}')}
         """What public pages answer: status, content type and body; the engine has no others."""
+        self.brain: Brain | None = None
+        """What chats are answered, in the form of the real engine; without it, toy words in a form of its own."""
         self.metrics_door = asyncio.Event()
         """Who asks for `/metrics` waits until it is set, which it is."""
         self.metrics_door.set()
@@ -244,11 +247,13 @@ class FakeEngineServer:
             )
             for index, prompt in enumerate(prompts * body.get("n", 1))
         ]
+        brain = self.brain if chat else None
+        said = Said(body, brain(body)) if brain is not None else None
         if body.get("stream"):
-            return await self._streamed(asks[0], ours, chat=chat)
-        return await self._whole(request, asks, ours, chat=chat)
+            return await self._streamed(asks[0], ours, chat=chat, said=said)
+        return await self._whole(request, asks, ours, chat=chat, said=said)
 
-    async def _whole(self, request: Request, asks: list[Ask], ours: object, *, chat: bool) -> Response:
+    async def _whole(self, request: Request, asks: list[Ask], ours: object, *, chat: bool, said: Said | None) -> Response:
         work = asyncio.ensure_future(asyncio.gather(*[self._run(ask) for ask in asks]))
         leaver = asyncio.ensure_future(_left(request))
         await asyncio.wait({work, leaver}, return_when=asyncio.FIRST_COMPLETED)
@@ -262,6 +267,8 @@ class FakeEngineServer:
             self._reply(ask, facts, tokens, reason, ours, chat=chat)
             for ask, (facts, tokens, reason) in zip(asks, results, strict=True)
         ]
+        if said is not None:
+            replies = [said.whole(results[0][0], replies[0])]
         return JSONResponse(replies[0] if len(replies) == 1 else replies, headers=_facts_headers(results[0][0], ours))
 
     async def _run(self, ask: Ask) -> tuple[Facts, list[int], str]:
@@ -277,7 +284,7 @@ class FakeEngineServer:
         assert facts is not None
         return facts, tokens, reason
 
-    async def _streamed(self, ask: Ask, ours: object, *, chat: bool) -> Response:
+    async def _streamed(self, ask: Ask, ours: object, *, chat: bool, said: Said | None) -> Response:
         steps = self.engine.run(ask)
         facts = await anext(steps)
         assert isinstance(facts, Facts)
@@ -290,12 +297,15 @@ class FakeEngineServer:
                         tokens.append(step)
                         text = self.engine.tokenizer.decode([step])
                         chunk = {"choices": [{"index": 0, "delta": {"content": text}}]} if chat else {"content": text}
-                        yield f"data: {json.dumps(chunk)}\n\n"
+                        if said is None:
+                            yield f"data: {json.dumps(chunk)}\n\n"
                     else:
                         last = self._reply(ask, facts, tokens, str(step), ours, chat=chat)
                         if chat:
                             last["choices"] = [{"index": 0, "delta": {}, "finish_reason": step}]
-                        yield f"data: {json.dumps(last)}\n\n"
+                        for event in [last] if said is None else said.events(facts, last):
+                            yield f"data: {json.dumps(event)}\n\n"
+                        yield "data: [DONE]\n\n" if said is not None else ""
 
         return StreamingResponse(lines(), media_type="text/event-stream", headers=_facts_headers(facts, ours))
 

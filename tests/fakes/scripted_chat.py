@@ -125,6 +125,32 @@ def events(
         yield {**finish, **extras}
 
 
+@dataclass
+class Said:
+    """What a fake engine with a brain answers: the brain's words, the engine's counts."""
+
+    body: Mapping[str, Any]
+    answer: Answer
+
+    def _usage(self, facts: Any) -> dict[str, Any]:
+        n_answer = max(1, len(self.answer.content.split()))
+        cached = {"cached_tokens": facts.n_cached}
+        counts = {"prompt_tokens": facts.n_prompt, "completion_tokens": n_answer, "total_tokens": facts.n_prompt + n_answer}
+        return {**counts, "prompt_tokens_details": cached}
+
+    def whole(self, facts: Any, reply: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply in one piece, with what the engine says beside."""
+        return whole(self.body, self.answer, self._usage(facts), _beside(reply))
+
+    def events(self, facts: Any, reply: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The same in events."""
+        return events(self.body, self.answer, self._usage(facts), _beside(reply))
+
+
+def _beside(reply: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: reply[key] for key in ("timings", "opencoti") if key in reply}
+
+
 def _deltas(answer: Answer) -> Iterator[dict[str, Any]]:
     for word in answer.reasoning.split(" ") if answer.reasoning else []:
         yield {"reasoning_content": word + " "}
