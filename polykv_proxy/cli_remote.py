@@ -1,4 +1,4 @@
-"""Commands that talk to a running proxy: `pools`, `sessions`, `tps`, `top`, `doctor`.
+"""Commands that talk to a running proxy: `pools`, `sessions`, `tps`, `top`, `doctor`; `admission` and `capacity` are next door.
 
 Law: read over HTTP and print; every command works against a remote proxy. Failures are one line on standard error, exit code 1.
 """
@@ -6,38 +6,20 @@ Law: read over HTTP and print; every command works against a remote proxy. Failu
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from polykv_proxy import cli_admission
 from polykv_proxy.cli_doctor import Level, diagnose
+from polykv_proxy.cli_http import DEFAULT_PORT, EXIT_FAILED, ApiKey, Json, Port, Url, fail, first_key, get, print_json, table, where
 from polykv_proxy.ui.top.plain import show
 from polykv_proxy.ui.top.remote import Remote
 
-DEFAULT_PORT = 8080
-EXIT_FAILED = 1
-
-Url = Annotated[
-    str | None,
-    typer.Option(
-        "--url", envvar="POLYKV_URL", help="Where the proxy listens. Default: this machine, at --port.", show_default=False
-    ),
-]
-Port = Annotated[
-    int, typer.Option("--port", envvar="POLYKV_PORT", min=1, max=65535, help="Its port on this machine, where --url is not given.")
-]
-ApiKey = Annotated[str | None, typer.Option("--api-key", envvar="POLYKV_API_KEY", help="Key of the proxy.", show_default=False)]
-Json = Annotated[bool, typer.Option("--json", help="Print the proxy's JSON as it came.")]
-
-_TEXTS = frozenset({"session", "state"})
 _WHO: Mapping[str, Callable[[Mapping[str, Any]], object]] = {
     "session": lambda session: session["session_id"] or f"(request {session['req'] or '?'})",
     "pool": lambda session: session["pool_id"],
@@ -53,13 +35,14 @@ def register(app: typer.Typer) -> None:
     app.command("tps")(tps)
     app.command("top")(top)
     app.command("doctor")(doctor)
+    cli_admission.register(app)
 
 
 def pools(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None, as_json: Json = False) -> None:
     """Draw the tree of pools of a running proxy."""
-    facts = _get(_where(url, port), "/polykv/pools", api_key)
+    facts = get(where(url, port), "/polykv/pools", api_key)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
     console = Console(highlight=False, soft_wrap=True)
     for line in draw_tree(facts["pools"]):
@@ -69,11 +52,11 @@ def pools(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None, as
 
 def sessions(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None, as_json: Json = False) -> None:
     """List the sessions of a running proxy."""
-    facts = _get(_where(url, port), "/polykv/sessions", api_key)
+    facts = get(where(url, port), "/polykv/sessions", api_key)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
-    _table(
+    table(
         {
             **_WHO,
             "streams": lambda session: session["n_streams"],
@@ -88,15 +71,15 @@ def sessions(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None,
 
 def tps(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None, as_json: Json = False) -> None:
     """Say how fast a running proxy and each of its sessions are."""
-    facts = _get(_where(url, port), "/polykv/tps?once=1", api_key)
+    facts = get(where(url, port), "/polykv/tps?once=1", api_key)
     if as_json:
-        _print_json(facts)
+        print_json(facts)
         return
     mean = f" at {_one(facts['mean_active_tps'])} each" if facts["n_active"] else ""
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{_one(facts['aggregate_tps'])} tokens/s: {facts['n_active']} decode{mean}, {facts['n_warming']} warm up")
     console.print(f"prompts {_one(facts['prompt_tps'])} tokens/s, {facts['saved_tokens']} spared (about {facts['saved_s']:.0f} s)")
-    _table(
+    table(
         {
             **_WHO,
             "tokens/s": lambda session: _one(session["tps_ewma"]),
@@ -119,16 +102,16 @@ def top(  # noqa: PLR0917 - typer reads options from the signature and passes th
     interval_s: Annotated[float, typer.Option("--interval-s", min=0.1, help="Seconds between two looks.")] = 1.0,
 ) -> None:
     """Watch a running proxy: its pools and sessions, how fast they are, and the KV cache."""
-    asyncio.run(_top(Remote(_where(url, port), _first(api_key)), once=once or as_json, as_json=as_json, interval_s=interval_s))
+    asyncio.run(_top(Remote(where(url, port), first_key(api_key)), once=once or as_json, as_json=as_json, interval_s=interval_s))
 
 
 async def _top(remote: Remote, *, once: bool, as_json: bool, interval_s: float) -> None:
     try:
         snapshot = await remote.look()
         if snapshot.trouble:
-            _fail(snapshot.trouble)
+            fail(snapshot.trouble)
         if as_json:
-            _print_json(snapshot.as_dict())
+            print_json(snapshot.as_dict())
         elif once:
             show(snapshot, remote.url)
         else:
@@ -141,9 +124,9 @@ async def _top(remote: Remote, *, once: bool, as_json: bool, interval_s: float) 
 
 def doctor(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None, as_json: Json = False) -> None:
     """Say what the engine of a running proxy can share, what it costs, what stands in the way, and what to change."""
-    findings = diagnose(_get(_where(url, port), "/polykv/health", api_key))
+    findings = diagnose(get(where(url, port), "/polykv/health", api_key))
     if as_json:
-        _print_json([finding.as_dict() for finding in findings])
+        print_json([finding.as_dict() for finding in findings])
     else:
         console = Console(highlight=False)
         for finding in findings:
@@ -193,58 +176,6 @@ def _pool_line(pool: Mapping[str, Any]) -> str:
 
 def _mib(n_bytes: int) -> str:
     return f"{n_bytes / 2**20:.1f} MiB"
-
-
-def _where(url: str | None, port: int) -> str:
-    """1. `--url` or POLYKV_URL, a scheme left out is http. 2. This machine, at `--port` or POLYKV_PORT."""
-    if url is None:
-        return f"http://127.0.0.1:{port}"
-    return url if "://" in url else f"http://{url}"
-
-
-def _first(api_key: str | None) -> str | None:
-    """POLYKV_API_KEY may hold all keys that the server takes."""
-    return api_key.split(",")[0].strip() if api_key else None
-
-
-def _get(url: str, path: str, api_key: str | None) -> Any:
-    key = _first(api_key)
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    try:
-        with httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=False) as client:
-            reply = client.get(path)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        start = "start it with `polykv-proxy --engine ./llamafile -m MODEL.gguf`"
-        _fail(f"nothing answers at {url} ({error}); {start}, or give --url or --port")
-    try:
-        facts = reply.json()
-    except ValueError:
-        _fail(f"{url} answered {reply.status_code} without JSON; is it a polykv-proxy?")
-    if reply.is_error:
-        error_object = facts.get("error") if isinstance(facts, dict) else None
-        message = error_object.get("message") if isinstance(error_object, dict) else reply.text
-        hint = "; give --api-key" if reply.status_code == httpx.codes.UNAUTHORIZED else ""
-        _fail(f"{url}{path} answered {reply.status_code}: {message}{hint}")
-    return facts
-
-
-def _fail(message: str) -> NoReturn:
-    sys.stderr.write(f"error: {message}\n")
-    raise typer.Exit(EXIT_FAILED)
-
-
-def _print_json(facts: object) -> None:
-    sys.stdout.write(json.dumps(facts, indent=2) + "\n")
-
-
-def _table(columns: Mapping[str, Callable[[Mapping[str, Any]], object]], items: Sequence[Mapping[str, Any]]) -> None:
-    table = Table(box=None, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="left" if column in _TEXTS else "right")
-    for item in items:
-        cells = [cell(item) for cell in columns.values()]
-        table.add_row(*["" if cell is None else escape(str(cell)) for cell in cells])
-    Console().print(table)
 
 
 def _context(session: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from polykv_proxy import cli_remote
+from polykv_proxy import cli_http
 from polykv_proxy.cli import app
 from polykv_proxy.cli_doctor import Level, diagnose, option_findings
 
@@ -97,7 +97,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, status: int, facts: object) -> None
     def client(**options: Any) -> httpx.Client:
         return CLIENT(**options, transport=httpx.MockTransport(lambda _request: httpx.Response(status, json=facts)))
 
-    monkeypatch.setattr(cli_remote.httpx, "Client", client)
+    monkeypatch.setattr(cli_http.httpx, "Client", client)
 
 
 def test_tables_show_pools_and_sessions(monkeypatch: pytest.MonkeyPatch) -> None:

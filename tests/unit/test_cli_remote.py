@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from polykv_proxy import cli_remote
+from polykv_proxy import cli_http
 from polykv_proxy.cli import app
 from polykv_proxy.cli_remote import draw_tree, pools, top
 from tests.fakes.fake_engine import FakeEngine
@@ -97,7 +97,7 @@ def test_every_command_finds_its_proxy(
         asked.append(request)
         return httpx.Response(500)
 
-    monkeypatch.setattr(cli_remote.httpx, "Client", lambda **more: CLIENT(**{**more, "transport": httpx.MockTransport(answer)}))
+    monkeypatch.setattr(cli_http.httpx, "Client", lambda **more: CLIENT(**{**more, "transport": httpx.MockTransport(answer)}))
     assert CliRunner().invoke(app, [command, *options], env={"POLYKV_URL": "", "POLYKV_PORT": "", **env}).exit_code == 1
     assert str(asked[0].url).startswith(where)
     assert asked[0].headers.get("authorization") == ("Bearer a" if "POLYKV_API_KEY" in env else None)
@@ -125,7 +125,7 @@ async def test_speeds_are_a_table_for_people_and_json_for_scripts(tmp_path: Path
         assert str(request.url).endswith("/polykv/tps?once=1")
         return httpx.Response(200, content=facts)
 
-    monkeypatch.setattr(cli_remote.httpx, "Client", lambda **more: CLIENT(**{**more, "transport": httpx.MockTransport(answer)}))
+    monkeypatch.setattr(cli_http.httpx, "Client", lambda **more: CLIENT(**{**more, "transport": httpx.MockTransport(answer)}))
     monkeypatch.setenv("COLUMNS", "200")
     shown = CliRunner().invoke(app, ["tps"]).output.splitlines()
     assert shown[0].endswith("0 decode, 0 warm up")
