@@ -270,6 +270,15 @@ async def test_bodies_that_are_no_object_and_flags_that_are_no_flag_are_refused(
             assert (long.status_code, long.json()["error"]["code"]) == (413, "body_too_large")
 
 
+async def test_ids_of_pools_that_are_not_there_yet_are_taken_too(tmp_path: Path) -> None:
+    """The engine has none left although nothing is resident: the counts are its own, and the message says where they are."""
+    async with rig(tmp_path, FakeEngine(max_pools=3)) as proxy:
+        proxy.engine.fail_next("seqs", EngineFaultError(429, "no_seq_ids", "full"))
+        error = (await proxy.api.post("/polykv/pools", json={"prompt": "one"})).json()["error"]
+        assert (error["code"], error["seq_ids_used"], error["seq_ids_max"]) == ("pool_seqs_exhausted", 3, 3)
+        assert "0 of 3 pools are resident (the other 3 are being made or given up)" in error["message"]
+
+
 async def test_what_can_never_fit_is_422_and_what_is_full_is_429(tmp_path: Path) -> None:
     """A prefix as long as a slot is 422; no sequence id left is 429 with the counts; too many pool objects likewise."""
     async with rig(tmp_path, FakeEngine(max_pools=1, n_ctx=200), limits=LedgerLimits(max_pool_objects=2)) as proxy:
