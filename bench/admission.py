@@ -1,22 +1,28 @@
-"""A floor of tokens per second that holds: couriers with and without admission, on simulated engines, a hundred fleets each.
+"""A floor of tokens per second that holds: couriers with and without admission, simulated a hundred times and on a real engine.
 
 Every rule gets the same packages: agents with gaps between their turns. `none` starts all at once; `fixed` runs as many at a time
 as the law of the engine says keep the floor, which nobody knows beforehand; `naive` starts one more every five seconds while the
 raw mean is at the floor; `advisory` asks `capacity`; `enforced` is held by the gate. Floor: 15 tokens/s. What is compared is time
 under the floor and wall time, against `naive`; the gate is the real one, the engine a law of step times.
+
+Then the same on a real engine, with a floor at a part of its speed alone and times about a third of the usual ones: a probe, the
+simulator fitted to it, one run of the courier in examples/ by each rule, forecasts against outcomes, and what the simulator says.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from statistics import mean, median
 
 from bench.kit.report import Report
 from bench.kit.rig import Options, run
 from bench.kit.stats import estimate
+from bench.live import compare as live
 from bench.sim.courier import RULES, deliver
 from bench.sim.engine import StepLaw
 from bench.sim.fleet import Result, Shape, work_of
@@ -48,7 +54,25 @@ FIGURES = {
 Fleet = tuple[str, float, str, int]
 
 
+def add(parser: argparse.ArgumentParser) -> None:
+    """Options of this bench."""
+    parser.add_argument("--part", choices=["both", "simulated", "real"], default="both")
+    parser.add_argument("--model", choices=["smollm2", "tiny"], default="smollm2", help="of the real engine")
+    parser.add_argument("--packages", type=int, default=8, help="of each run on the real engine")
+    parser.add_argument("--run-s", type=float, default=50.0, help="about how long each of its four runs is to take")
+    parser.add_argument("--probe-s", type=float, default=2.5, help="seconds of each sample of the probe")
+    parser.add_argument("--out", type=Path, help="folder for the courier's report and picture of each run")
+
+
 def measure(report: Report, options: Options) -> None:
+    """The parts that were asked for."""
+    if options.more.part != "real":
+        simulated(report, options)
+    if options.more.part != "simulated":
+        live.measure(report, options)
+
+
+def simulated(report: Report, options: Options) -> None:
     """All rules on all engines; the figures of each, and the ratios that goals are set for."""
     shape = Shape(n_packages=6, n_turns=(3, 6)) if options.quick else Shape(n_turns=(8, 20))
     seeds = range(4 if options.quick else 100)
@@ -102,4 +126,4 @@ def shown(value: float) -> str:
 
 
 if __name__ == "__main__":
-    run("admission", __doc__, measure)
+    run("admission", __doc__, measure, add)

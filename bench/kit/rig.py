@@ -30,10 +30,17 @@ class Options:
     quick: bool
     engine: Path
     twin: Path
+    more: argparse.Namespace
+    """Those of one bench."""
 
 
-def run(name: str, doc: str | None, measure: Callable[[Report, Options], None]) -> None:
-    """The whole of a bench: options, measuring, report."""
+def run(
+    name: str,
+    doc: str | None,
+    measure: Callable[[Report, Options], None],
+    add: Callable[[argparse.ArgumentParser], object] = lambda parser: None,
+) -> None:
+    """The whole of a bench: options (`add` those of its own), measuring, report."""
     parser = argparse.ArgumentParser(
         prog=f"scripts/bench {name}", description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -42,8 +49,9 @@ def run(name: str, doc: str | None, measure: Callable[[Report, Options], None]) 
     parser.add_argument(
         "--twin", type=Path, default=_built("llamafile-stock"), help="the unpatched one (default ./llamafile-stock)"
     )
+    add(parser)
     given = parser.parse_args()
-    options = Options(given.quick, given.engine.resolve(), given.twin.resolve())
+    options = Options(given.quick, given.engine.resolve(), given.twin.resolve(), given)
     for path, how in ((options.engine, ""), (options.twin, " --unpatched")):
         if not path.is_file():
             sys.exit(f"there is no engine at {path}; build it with scripts/build_engine.sh{how}")

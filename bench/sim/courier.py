@@ -24,9 +24,18 @@ from polykv_proxy.core.pace import Pace
 RULES = ("none", "fixed", "naive", "advisory", "enforced")
 TICK_S = 0.1
 """The cadence of the engine's counters."""
-NAIVE_S = 5.0
-POLL_S = 1.0
 POOL = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """Seconds between two looks: of `naive`, and of who asks `capacity`."""
+
+    naive_s: float = 5.0
+    poll_s: float = 1.0
+
+
+USUAL = Rhythm()
 
 
 @dataclass(slots=True)
@@ -61,9 +70,19 @@ def at_the_floor(law: StepLaw, floor: float, n_context: float) -> int:
 class Courier:
     """One run. `policy` None: nobody asks anybody."""
 
-    def __init__(self, work: Work, law: StepLaw, rule: str, floor: float, policy: Policy | None = None) -> None:
-        self.work, self.rule, self.floor = work, rule, floor
-        self.engine = SimEngine(law)
+    def __init__(
+        self,
+        work: Work,
+        law: StepLaw,
+        rule: str,
+        floor: float,
+        policy: Policy | None = None,
+        *,
+        rhythm: Rhythm = USUAL,
+        n_slots: int = 16,
+    ) -> None:
+        self.work, self.rule, self.floor, self.rhythm = work, rule, floor, rhythm
+        self.engine = SimEngine(law, n_slots)
         self.n_fixed = at_the_floor(law, floor, work.n_prefix)
         self.gate = Gate(Limits(), {}.get)
         if rule in {"advisory", "enforced"}:
@@ -128,7 +147,7 @@ class Courier:
             while self.to_spawn and (self.rule != "fixed" or len(self.agents) < self.n_fixed):
                 self._begin()
         elif now >= self.next_look:
-            self.next_look = now + (NAIVE_S if self.rule == "naive" else POLL_S)
+            self.next_look = now + (self.rhythm.naive_s if self.rule == "naive" else self.rhythm.poll_s)
             if self._may(now):
                 self._begin()
 

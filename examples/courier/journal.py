@@ -122,9 +122,10 @@ class Journal:
         return found
 
     def figures(self) -> dict[str, float | None]:
-        """Flat; None for what there was nothing to tell from."""
+        """Flat; None for what there was nothing to tell from. A delivery counts from when the session was let in."""
         count = Counter(event.kind for event in self.events)
-        spawned = {event.session: event.t for event in self.events if event.kind == "spawn"}
+        let_in = {event.session: event.t for event in self.events if event.kind == "spawn"}
+        let_in |= {event.session: event.t + event.value for event in self.events if event.kind == "hold" and event.value}
         delivered = {event.session: event.t for event in self.events if event.kind == "delivered"}
         wall_s = max([*delivered.values(), self.since(self.reports[-1].ts)])
         turns = [turn.tps for turn in self.turns if turn.tps is not None]
@@ -133,7 +134,7 @@ class Journal:
             "wall_s": wall_s,
             "under_floor_s": self.under_s(),
             "deep_under_floor_s": self.under_s(0.5),
-            "delivery_p50_s": _median([delivered[session] - spawned[session] for session in delivered]),
+            "delivery_p50_s": _median([delivered[session] - let_in[session] for session in delivered]),
             "turnaround_p50_s": _median(list(delivered.values())),
             "sessions_at_floor": _part(self._session_tps(), self.floor),
             "turns_at_floor": _part(turns, self.floor),
