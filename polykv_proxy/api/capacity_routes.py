@@ -14,6 +14,7 @@ from polykv_proxy.api.context import ApiContext
 from polykv_proxy.api.pages import capacity_page
 from polykv_proxy.api.queries import find, whole
 from polykv_proxy.core.pools import Pool
+from polykv_proxy.core.throughput import mean
 from polykv_proxy.engine.wire import State
 from polykv_proxy.errors import ApiError
 from polykv_proxy.runtime.rows import StateView
@@ -33,7 +34,7 @@ def capacity_routes(context: ApiContext) -> APIRouter:
     async def pool_capacity(request: Request, key: str) -> Response:
         pool = find(context, key)
         state, view = await _look()
-        facts = {"pool_id": pool.pool_id, "name": pool.name}
+        facts = {"pool_id": pool.pool_id, "name": pool.name, "mean_pool_tps": _mean_tps(view, pool.pool_id)}
         return JSONResponse({**facts, **_report(request, pool, state, view), "seq": view.seq, "ts": view.ts})
 
     async def _look() -> tuple[State, StateView]:
@@ -55,3 +56,11 @@ def capacity_routes(context: ApiContext) -> APIRouter:
         return {**report.as_object(), **streams}
 
     return router
+
+
+def _mean_tps(view: StateView, pool_id: int) -> float | None:
+    """Over the sessions of this pool that decode; the floor is held against the mean of all."""
+    active = [
+        row.tps_ewma for row in view.sessions if row.pool_id == pool_id and row.state == "active" and row.tps_ewma is not None
+    ]
+    return mean(active)

@@ -74,6 +74,11 @@ class Admission:
         """Is the number of running requests bounded, whatever they are?"""
         return self.gate.limits.max_running is not None
 
+    @property
+    def _resting(self) -> bool:
+        """Is there nobody to ask, and nobody who was asked before the last policy went?"""
+        return self.off and not self._waiting and not len(self.gate.outlook.reservations)
+
     def rules(self, pool_id: int | None, session_id: str | None) -> bool:
         """Would a policy be asked about this request?"""
         return not self.gate.outlook.attached.known(session_id) and self.gate.outlook.policies.ruling(pool_id) is not None
@@ -126,7 +131,7 @@ class Admission:
 
     def wake(self) -> None:
         """Something has changed: whose waiting is over?"""
-        if self.off and not self._waiting:
+        if self._resting:
             return
         if self._hub.boot_id != self._boot_id:
             self._boot_id = self._hub.boot_id
@@ -255,6 +260,8 @@ class Admission:
         self.wake()
 
     def _closed(self, book: Book) -> None:
+        if self._resting:
+            return
         self._unnamed.closed(book.req)
         self.gate.closed(book.req, self._now(), book.n_decoded if book.whole and book.n_decoded else None)
         self.wake()

@@ -342,3 +342,19 @@ async def test_a_conversation_without_a_name_goes_on(tmp_path: Path) -> None:
         assert [(await reply).status_code for reply in replies] == [200, 429, 429]
         assert (await first).status_code == 200
         await at_rest(proxy)
+
+
+async def test_without_policies_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the gate nor, for its sake, the engine: plain and pooled requests go as they went before there was any."""
+
+    asked = []
+    async with rig(tmp_path) as proxy:
+        await proxy.pool(tokens=POOL)
+        for name in ("ask", "wake", "closed", "next_wake"):
+            monkeypatch.setattr(proxy.runtime.admission.gate, name, lambda *_, name=name: asked.append(name))
+        monkeypatch.setattr(proxy.runtime.hub.client, "dry_run", lambda *_: asked.append("dry_run"))
+        assert (await proxy.call("/completion", {"prompt": "one", "n_predict": 2})).status_code == 200
+        assert (await start(proxy, "a", 2)).status_code == 200
+        await proxy.settle()
+        assert asked == []
+        monkeypatch.undo()
