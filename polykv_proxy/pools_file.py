@@ -223,21 +223,22 @@ def _unsendable(fields: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _invalid(error: ValidationError) -> Iterator[tuple[str, tuple[str | int, ...], str]]:
-    """The first problem of each field: the field, the way to it from there, and what is wrong."""
+    """The first problem of each field: the field, the way to it from there (no names of types), and what is wrong."""
     seen: set[str] = set()
     for problem in error.errors(include_url=False, include_input=False):
-        field, *path = problem["loc"]
+        field, *names = problem["loc"]
+        path = tuple(part for part in names if isinstance(part, int) or part in DeclaredPin.model_fields)
         if str(field) in seen:
             continue
         seen.add(str(field))
         if problem["type"] == "extra_forbidden":
-            text = _unknown(str(problem["loc"][-1]), DeclaredPin.model_fields if path else _KNOWN)
-        elif field == "pin" and len(path) < 2:
+            text = _unknown(str(problem["loc"][-1]), DeclaredPin.model_fields if names else _KNOWN)
+        elif field == "pin" and not path:
             text = "pin must be true, false, or a mapping with owner and lease_s"
         else:
-            shown = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path if part != "DeclaredPin")
+            shown = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path)
             text = f"{field}{shown}: {problem['msg']}"
-        yield str(field), tuple(part for part in path if part != "DeclaredPin"), text
+        yield str(field), path, text
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:

@@ -35,13 +35,16 @@ def flag(request: Request, name: str, *, default: bool) -> bool:
     raise ApiError("invalid_request", f"{name} must be 0 or 1, not {value!r:.40}", param=name)
 
 
+MOST = 999_999_999
+
+
 def whole(request: Request, name: str, *, at_least: int) -> int | None:
     """A query parameter that is a whole number, None without it."""
     value = request.query_params.get(name)
     if value is None:
         return None
-    if not (value.isascii() and value.isdecimal() and len(value) <= 9 and int(value) >= at_least):
-        raise ApiError("invalid_request", f"{name} must be a whole number of at least {at_least}, not {value!r:.40}", param=name)
+    if not (value.isascii() and value.isdecimal() and len(value) <= len(str(MOST)) and int(value) >= at_least):
+        raise ApiError("invalid_request", f"{name} must be a whole number from {at_least} to {MOST}, not {value!r:.40}", param=name)
     return int(value)
 
 

@@ -107,3 +107,4 @@ async def test_a_tree_is_shown_in_order_and_to_any_depth(tmp_path: Path) -> None
         assert await ids("/polykv/pools/2?depth=0", "subtree") == []
         for bad in ("x", "-1", "0", "1.5", ""):
             assert (await proxy.api.get(f"/polykv/pools?depth={bad}")).json()["error"]["param"] == "depth"
+        assert "from 1 to 999999999" in (await proxy.api.get(f"/polykv/pools?depth={10**9}")).json()["error"]["message"]

@@ -106,6 +106,7 @@ def test_all_mistakes_are_said_at_once(tmp_path: Path) -> None:
   l: {prompt: a, branch_pos: 3, tools: []}
   m: {prompt_file: [1], pin: {lease: 3}}
   n: {tokens_file: x.json}
+  o: {tokens: [1], pin: {lease_s: -3}}
 other: 1
 """
     known = "known are tokens, prompt, messages, tools, chat_template_kwargs, parent, branch_pos, pin, ttl_s, "
@@ -137,7 +138,8 @@ other: 1
         ":19: pool m: prompt_file must be the name of a file",
         ":19: pool m: unknown key 'lease'; known are owner, lease_s",
         ":20: pool n: tokens_file x.json: not valid JSON: Expecting value: line 1 column 2 (char 1)",
-        ":21: unknown key 'other'; known are pools, admission",
+        ":21: pool o: pin.lease_s: Input should be greater than 0",
+        ":22: unknown key 'other'; known are pools, admission",
     ]
 
 
