@@ -86,7 +86,12 @@ def crash(proxy: Product) -> None:
     """The engine is killed; the supervisor starts another."""
     before = proxy.get("/polykv/health")
     psutil.Process(before["pid"]).kill()
-    proxy.until(lambda: proxy.get("/polykv/health")["pools"].get("boot_id") not in {None, before["pools"]["boot_id"]})
+
+    def another() -> bool:
+        now = proxy.get("/polykv/health")
+        return now["state"] == "ready" and now["pools"].get("boot_id") not in {None, before["pools"]["boot_id"]}
+
+    proxy.until(another)
 
 
 @pytest.mark.parametrize("layout", ["full", "swa", "recurrent", "hybrid", "full split", "swa split"])
