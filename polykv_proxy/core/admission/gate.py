@@ -81,6 +81,7 @@ class Gate:
         self.lines = Lines()
         self.turnover = Turnover()
         self._load: Load | None = None
+        self._blind = False
 
     @property
     def off(self) -> bool:
@@ -101,6 +102,7 @@ class Gate:
     def wake(self, load: Load | None, now: float) -> list[Verdict]:
         """The load has changed, or time has passed: those whose waiting ends. `load` None: there is no engine now."""
         ended: list[Verdict] = []
+        self._blind = load is None
         if load is not None:
             self._observe(load, now)
             while (verdict := self._next(load, now)) is not None:
@@ -108,8 +110,11 @@ class Gate:
         return ended + [self._time_out(waiting, load, now) for waiting in list(self.lines) if now >= waiting.deadline]
 
     def next_wake(self, now: float) -> float | None:
-        """When `wake` has something to do at the latest, the load unchanged; None while nobody waits."""
-        ends = [end for waiting in self.lines for end in self._ends(waiting, now)]
+        """When `wake` has something to do at the latest, the load unchanged; None while nobody waits.
+
+        Without a load only deadlines pass: whoever settles is looked at again when there is an engine.
+        """
+        ends = [end for waiting in self.lines for end in ([waiting.deadline] if self._blind else self._ends(waiting, now))]
         return min(ends, default=None)
 
     def closed(self, req: int, now: float, n_decoded: int | None = None) -> Verdict | None:
@@ -161,7 +166,7 @@ class Gate:
     # -- within -------------------------------------------------------------------------------------------------------
 
     def _observe(self, load: Load, now: float) -> None:
-        self._load = load
+        self._load, self._blind = load, False
         for ruling in self.outlook.policies:
             self.outlook.forecasts[ruling.scope].observe(ruling.policy, load, now)
 
