@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from dataclasses import replace
 from itertools import pairwise
 from math import isfinite
 from random import Random
@@ -10,10 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bench.sim.courier import POOL, RULES, Courier, deliver, policy_for
+from bench.sim.courier import POOL, RULES, Courier, at_the_floor, deliver, policy_for
 from bench.sim.engine import Sample, SimEngine, StepLaw, Task, fit
 from bench.sim.fleet import Shape, Turn, Work, work_of
-from polykv_proxy.core.admission.policy import Policy
+from polykv_proxy.core.admission.load import Load
+from polykv_proxy.core.admission.policy import OnSaturation, Policy
 from polykv_proxy.core.pace import Pace
 
 LAW = StepLaw(0.0143, 0.012, 0.0, 1 / 3000)
@@ -108,6 +111,38 @@ def test_a_lagging_signal_makes_no_oscillation() -> None:
     assert counts[600:] == [4] * len(counts[600:])
 
 
+class Late(SimEngine):
+    """Its counters are told some seconds late."""
+
+    def __init__(self, law: StepLaw, lag_s: float) -> None:
+        super().__init__(law)
+        self.lag_s = lag_s
+        self.told: deque[tuple[float, Load]] = deque()
+
+    def load(self) -> Load:
+        self.told.append((self.now, super().load()))
+        while len(self.told) > 1 and self.told[1][0] <= self.now - self.lag_s:
+            self.told.popleft()
+        return self.told[0][1]
+
+
+@pytest.mark.parametrize("lag_s", [0.0, 2.0, 5.0])
+@pytest.mark.parametrize("rule", ["advisory", "enforced"])
+def test_sessions_that_come_and_go_stay_at_the_floor_however_late_the_signal(rule: str, lag_s: float) -> None:
+    """Never one more than the floor bears, and hardly ever two fewer: who leaves is replaced once, and nobody in advance."""
+    work = Work([[Turn(8, 400 + 37 * (n % 5), 0.0)] * 4 for n in range(24)])
+    courier = Courier(work, LAW, rule, FLOOR)
+    courier.engine = Late(LAW, lag_s)
+    counts = []
+    while courier.to_spawn or len(courier.gate.lines) or not counts:
+        courier.step()
+        counts.append(sum(agent.began_at is not None for agent in courier.agents.values()))
+    full = counts[counts.index(4) :]
+    assert max(counts) == at_the_floor(LAW, FLOOR, 0) == 4
+    assert sum(count >= 3 for count in full) > 0.9 * len(full)
+    assert courier.result.under_s < 0.01 * courier.engine.now
+
+
 def test_after_an_overshoot_the_pool_comes_back_to_the_floor() -> None:
     """Eight are in before there is a policy; as they end nobody takes their place until the floor holds again, and it stays."""
     work = Work([[Turn(8, 400 + 60 * n, 0.0)] * 4 for n in range(8)] + [[Turn(8, 400, 0.0)] * 4] * 8)
@@ -127,14 +162,20 @@ def test_after_an_overshoot_the_pool_comes_back_to_the_floor() -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.floats(0, 0.05), st.floats(0.002, 0.05), st.floats(0, 1e-6), st.floats(0, 0.005), st.floats(0.2, 200), st.integers(0, 99))
+@given(
+    st.builds(StepLaw, st.floats(0, 0.05), st.floats(0.002, 0.05), st.floats(0, 1e-6), st.floats(0, 0.005)),
+    st.floats(0.2, 200),
+    st.integers(0, 99),
+    st.sampled_from(["advisory", "enforced"]),
+    st.sampled_from(OnSaturation),
+)
 def test_nobody_waits_for_ever_on_any_engine_with_any_floor(
-    a: float, b: float, c: float, p: float, floor: float, seed: int
+    law: StepLaw, floor: float, seed: int, rule: str, on_saturation: OnSaturation
 ) -> None:
     """Not with a floor that even one session cannot reach: the guarantee lets one in after the other."""
     work = work_of(Shape(n_packages=4, n_turns=(1, 3), answer_mean=60.0, gap_mean_s=1.0), seed)
-    result = deliver(work, StepLaw(a, b, c, p), "enforced", floor)
-    assert len(result.deliveries) == 4
+    policy = replace(policy_for(rule, floor), on_saturation=on_saturation)
+    assert len(deliver(work, law, rule, floor, policy).deliveries) == 4
 
 
 def test_a_cold_pool_is_open_without_a_guarantee_too() -> None:
