@@ -97,7 +97,7 @@ bool gpu_share_pace::may_start(const gpu_share_verdict & verdict, int64_t now_us
     if (verdict.until_us == declined_us) {
         return false;
     }
-    if (2*step_us > verdict.window_us) {
+    if (16*step_us <= verdict.window_us || 2*step_us > verdict.window_us) {
         carry_us = 0;
         return true;
     }

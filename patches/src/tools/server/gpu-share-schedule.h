@@ -43,9 +43,10 @@ gpu_share_schedule gpu_share_make_schedule(const gpu_share_entries & peers);
 // who has no window runs freely: it is alone, or not on the list
 gpu_share_verdict  gpu_share_get_verdict(const gpu_share_schedule & schedule, int32_t slot, int64_t now_us);
 
-// Steps against windows: a step is not divided, so each window is rounded to whole steps and the rest carried to the next one.
-// Over many windows a peer uses what it has been given, to within one step, and never runs more than one step over.
-// Where steps are longer than half a window the rest is not carried: a step starts whenever the window is open.
+// Steps against windows: a step is not divided, so it may run over, by less than itself. Where steps are long enough for that to change the
+// proportion, each window is rounded to whole steps and the rest carried to the next one: over many windows a peer uses what it was given.
+// 1. A step is at most a sixteenth of the window, or more than half of it: it starts whenever the window is open.
+// 2. Else it starts where at least half of it fits into what is left of the window, less what is carried.
 struct gpu_share_pace {
     // a step may start now, verdict being RUN; false: leave the rest of the window to the carry and wait for the next one
     bool may_start(const gpu_share_verdict & verdict, int64_t now_us);
