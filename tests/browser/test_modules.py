@@ -135,7 +135,8 @@ async def test_events_are_told_in_words(page: Page) -> None:
             tell("session", "opened"),
             tell("request", "first_token"), tell("request", "finished", {reason: "limit"}),
             tell("engine", "lost", {reason: "exit 1"}),
-            m.eventWords({topic: "peer", type: "left", ts: 1, seq: 2, pid: 77, extra: {a: 1}})];"""
+            tell("peer", "joined", {weight: 2.5, ours: false}), tell("peer", "weight", {weight: 3, ours: true}),
+            m.eventWords({topic: "weather", type: "left", ts: 1, seq: 2, pid: 77, extra: {a: 1}})];"""
     assert await run(page, "event_words", script) == [
         "clerk (3) created, 40 tokens below pool 1",
         "pool 3 evicted on request",
@@ -143,6 +144,8 @@ async def test_events_are_told_in_words(page: Page) -> None:
         "a first token, pool 3, slot 0: 1,100 of 1,200 from the pool, after 120 ms",
         "a finished, pool 3, slot 0: 31 tokens at 12.3 tok/s, limit",
         "engine lost: exit 1",
+        "clerk joined the device, weight 2.5",
+        "our engine has weight 3 on the device",
         'left, pid 77, extra {"a":1}',
     ]
     shown = """const all = [["pool", "created"], ["session", "active"], ["request", "finished"], ["request", "released"],
@@ -195,3 +198,18 @@ async def test_a_floor_is_a_lane_as_long_as_it_is_set(page: Page) -> None:
         at(1, ["a", 5]); at(2, ["a", 6], ["b", 7]); at(3); at(4); at(5); at(6, ["c", 8]);
         return [history.times, history.floors.map(({key, values}) => [key, values])];"""
     assert await run(page, "history", script) == [[4, 5, 6], [["c", [None, None, 8]], ["b", [None, None, None]]]]
+
+
+async def test_engines_of_the_device_have_ours_first(page: Page) -> None:
+    """By slot; one without a name is a process; what is not known is a dash."""
+    peer = (
+        "const peer = (slot, more) => ({slot, pid: 7, name: 'm', weight: 2, share_pct: 66.7, busy_pct: 3, active: true, ...more});"
+    )
+    script = (
+        "return m.peersOf({self: peer(2), peers: [peer(9, {name: ''}), peer(0, {active: false, busy_pct: null})]}).map(m.cells);"
+    )
+    assert await run(page, "peers_view", f"{peer} {script}") == [
+        ["m (this one)", "2", "67 %", "3 %", "active"],
+        ["m", "2", "67 %", "\N{EN DASH}", "idle"],
+        ["process 7", "2", "67 %", "3 %", "active"],
+    ]

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from playwright.async_api import Browser, expect
 
 from polykv_proxy.api.context import Keys
+from polykv_proxy.gpu_share import layout
 from tests.browser.scene import engine, fill
 from tests.browser.visit import live, opened, visit
 from tests.fakes.fake_engine import FakeEngine
+from tests.integration.gpu_share.peers import new_key, segment
 from tests.integration.rig import relayed
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -198,3 +204,39 @@ async def test_two_tabs_of_one_proxy_do_not_disturb_each_other(browser: Browser,
             await one.get_by_role("button", name="Release").click()
             await one.get_by_role("dialog").get_by_role("button", name="Release").click()
             await expect(other.get_by_role("treeitem")).to_have_count(0)
+
+
+async def test_engines_that_share_the_device_are_a_panel(browser: Browser, tmp_path: Path) -> None:
+    """Who is there, ours marked, and gone when the device is shared no longer."""
+    with new_key() as key:
+        now = int(time.time() * 1e6)
+        entries = [layout.Entry(slot, 100 + slot, 5, 77, 2.0 - slot, True, now, 0, f"model-{slot}") for slot in (0, 1)]
+        segment(key).write_bytes(layout.build(entries))
+        shared = FakeEngine()
+        shared.gpu_share = {"enabled": True, "gpu_key": key, "slot": 1, "weight": 1.0}
+        async with live(tmp_path, shared) as proxy, beating(key, entries), visit(browser, proxy) as page:
+            panel = page.locator("#peers")
+            await expect(panel.locator("tbody tr")).to_have_count(2)
+            assert await panel.locator("tbody tr").first.inner_text() == "model-1 (this one)\t1\t33 %\t0 %\tactive"
+            segment(key).unlink()
+            await expect(panel).to_be_hidden()
+
+
+@asynccontextmanager
+async def beating(key: str, entries: list[layout.Entry]) -> AsyncIterator[None]:
+    """Their hearts, for as long as the segment is there."""
+
+    async def beat() -> None:
+        with segment(key).open("r+b", buffering=0) as file:
+            while True:
+                now = int(time.time() * 1e6)
+                file.seek(0)
+                file.write(layout.build([replace(entry, heartbeat_us=now) for entry in entries]))
+                await asyncio.sleep(0.2)
+
+    task = asyncio.create_task(beat())
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

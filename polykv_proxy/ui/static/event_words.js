@@ -21,6 +21,7 @@ const TOPICS = /** @type {Record<string, (event: HappenedEvent) => string>} */ (
   request: requestWords,
   engine: engineWords,
   decision: decisionWords,
+  peer: peerWords,
   resync: () => "some events were missed",
 });
 const HEAD = new Set(["ts", "seq", "topic", "type"]);
@@ -57,6 +58,14 @@ function requestFigures({ type, n_prompt, n_shared, n_decoded, miss, reason, ttf
   const shared = `${count(n_shared)} of ${count(n_prompt)} from the pool${miss ? ` (${miss})` : ""}`;
   if (type === "first_token") return `: ${shared}, after ${duration(ttft_ms === null ? null : ttft_ms / 1000)}`;
   return `: ${count(n_decoded)} tokens${tps === null ? "" : ` at ${rate(tps)} tok/s`}${reason ? `, ${reason}` : ""}`;
+}
+
+/** @param {HappenedEvent} event */
+function peerWords({ type, name, pid, weight, ours }) {
+  const who = `${ours ? "our engine" : name || `process ${pid}`}`;
+  return type === "weight"
+    ? `${who} has weight ${weight} on the device`
+    : `${who} ${type} the device${type === "joined" ? `, weight ${weight}` : ""}`;
 }
 
 /** @param {HappenedEvent} event */

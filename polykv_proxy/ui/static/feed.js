@@ -107,18 +107,21 @@ export class Feed {
   /** @param {AbortSignal} life */
   async #look(life) {
     const due = Date.now() - this.#savingsAt > SAVINGS_MS;
-    const [health, pools, savings, admission, decisions] = await Promise.allSettled([
+    const shared = this.#store.facts.health?.gpu_share?.enabled;
+    const [health, pools, savings, admission, decisions, gpu] = await Promise.allSettled([
       this.#api.get("health"),
       this.#api.get("pools", this.#etag),
       due ? this.#api.get("savings") : null,
       this.#api.get("admission"),
       this.#told ? null : this.#api.get("decisions?limit=50"),
+      shared ? this.#api.get("../gpu/peers") : null,
     ]);
     if (life.aborted) return;
     if (admission.status === "fulfilled") this.#store.put({ admission: admission.value?.body });
     if (decisions.status === "fulfilled" && decisions.value) this.#decided(decisions.value.body.decisions);
     if (due) this.#savingsAt = Date.now();
     if (savings.status === "fulfilled" && savings.value) this.#store.put({ savings: savings.value.body });
+    if (gpu.status === "fulfilled") this.#store.put({ gpu: gpu.value?.body ?? null });
     if (health.status === "fulfilled") this.#store.put({ health: health.value?.body });
     if (pools.status === "fulfilled") this.#listed(pools.value);
     else this.#failed(pools.reason);

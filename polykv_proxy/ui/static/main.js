@@ -13,6 +13,7 @@ import { Detail } from "./detail.js";
 import { byId } from "./dom.js";
 import { Feed } from "./feed.js";
 import { LogView } from "./log_view.js";
+import { PeersView } from "./peers_view.js";
 import { SavingsView } from "./savings_view.js";
 import { Status } from "./status.js";
 import { Store } from "./store.js";
@@ -54,6 +55,7 @@ const detail = new Detail(store, api, new Actions(api, say), (key) => {
 });
 new LogView(store);
 new AdmissionView(byId("admission"), store);
+new PeersView(byId("peers"), store);
 new SavingsView(byId("savings"), store);
 chartLibrary().then((Chart) => new Charts(byId("charts"), store, Chart));
 

@@ -21,6 +21,7 @@ const FLOORS_DRAWN = 4;
  * @property {any} tree the rest of that answer
  * @property {any} savings of `/polykv/savings`, null until the first of it
  * @property {any} admission of `/polykv/admission`, null until the first of it
+ * @property {any} gpu of `/gpu/peers`, null until the first of it
  * @property {any} tps null until the first of `/polykv/tps`
  */
 
@@ -37,6 +38,7 @@ export class Store {
     tps: null,
     savings: null,
     admission: null,
+    gpu: null,
   };
   /** @type {any[]} newest last */
   events = [];

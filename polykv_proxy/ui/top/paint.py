@@ -12,7 +12,7 @@ from rich.text import Text
 from polykv_proxy.ui.top.doors import admission_lines
 from polykv_proxy.ui.top.figures import bar, parts, rate, seconds, size, spark
 from polykv_proxy.ui.top.rows import Kind, Row
-from polykv_proxy.ui.top.snapshot import Snapshot
+from polykv_proxy.ui.top.snapshot import Facts, Snapshot
 
 COLUMNS = ("pool / session", "state", "tokens", "KV", "tok/s", "", "TTFT", "context", "saved", "about", "missed")
 RIGHT = frozenset({"tokens", "KV", "tok/s", "TTFT", "context", "saved", "about", "missed"})
@@ -66,6 +66,8 @@ def head(snapshot: Snapshot, where: str, history: Sequence[float | None] = (), w
     engine = (f"engine {state}", _GREEN if state == "ready" else _RED) if state else ("", "")
     lines = [Text.assemble(("polykv-proxy ", "bold"), where, "  ", engine), _speed(snapshot, history), _kv(snapshot, width)]
     lines += [_saved(snapshot), *admission_lines(snapshot)]
+    if snapshot.gpu.get("enabled"):
+        lines.append(_device(snapshot.gpu))
     if snapshot.trouble:
         lines.append(Text(snapshot.trouble, f"bold {_RED}"))
     return lines
@@ -92,6 +94,17 @@ def _saved(snapshot: Snapshot) -> Text:
         misses = sorted(today["misses"].items(), key=lambda one: -one[1]["n_requests"])
         words = ", ".join(f"{reason.replace('_', ' ')} {miss['n_requests']:,}" for reason, miss in misses)
         text.append(f"; missed {words}" if words else "", _YELLOW)
+    return text
+
+
+def _device(gpu: Facts) -> Text:
+    """Who shares the device, ours first."""
+    text = Text("GPU ")
+    peers = [(peer, "") for peer in gpu["peers"]]
+    for peer, mark in [*([(gpu["self"], "this one, ")] if gpu["self"] else []), *peers]:
+        name = peer["name"] or f"process {peer['pid']}"
+        figures = f"{mark}weight {peer['weight']:g}, {peer['share_pct']:.0f} %, busy {peer['busy_pct']:.0f} %"
+        text.append(f" {name} ({figures})", _GREEN if peer["active"] else _GREY)
     return text
 
 

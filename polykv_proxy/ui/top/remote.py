@@ -20,6 +20,7 @@ _ROUTES = {
     "savings": "/polykv/savings?days=1",
     "admission": "/polykv/admission",
     "decisions": "/polykv/decisions?limit=20",
+    "gpu": "/gpu/peers",
 }
 _TIMEOUT_S = 10.0
 

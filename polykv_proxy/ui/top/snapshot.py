@@ -14,7 +14,7 @@ Facts = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`trouble`: why there is nothing newer, in words. The rest: answers of `/polykv/…`, of `savings` those of today."""
+    """`trouble`: why there is nothing newer, in words. The rest: answers of the routes, of `savings` those of today."""
 
     trouble: str | None = None
     health: Facts = field(default_factory=dict)
@@ -23,6 +23,7 @@ class Snapshot:
     savings: Facts = field(default_factory=dict)
     admission: Facts = field(default_factory=dict)
     decisions: Facts = field(default_factory=dict)
+    gpu: Facts = field(default_factory=dict)
 
     @property
     def pools(self) -> Sequence[Facts]:
@@ -53,7 +54,14 @@ class Snapshot:
 
     def as_dict(self) -> dict[str, object]:
         """JSON-ready."""
-        return {"health": self.health, "tps": self.tps, "savings": self.savings, "admission": self.admission, **self.tree}
+        return {
+            "health": self.health,
+            "tps": self.tps,
+            "savings": self.savings,
+            "admission": self.admission,
+            "gpu": self.gpu,
+            **self.tree,
+        }
 
 
 def session_key(session: Facts) -> str:

@@ -38,6 +38,16 @@ def test_savings_and_misses_stand_beside_each_other() -> None:
     assert "today no tokens in 0 requests" in printed(snapshot(savings=savings(0, 0.0, 0)))
 
 
+def test_engines_on_the_device_stand_in_the_head() -> None:
+    """Ours first; an engine that shares nothing has no such line."""
+    ours = {"name": "a.gguf", "pid": 1, "weight": 2.0, "share_pct": 66.667, "busy_pct": 65.2, "active": True}
+    other = {"name": "", "pid": 7, "weight": 0.5, "share_pct": 0.0, "busy_pct": 0.0, "active": False}
+    shared = {"enabled": True, "why": None, "gpu_key": "k", "self": ours, "peers": [other]}
+    line = "GPU  a.gguf (this one, weight 2, 67 %, busy 65 %) process 7 (weight 0.5, 0 %, busy 0 %)\n"
+    assert line in printed(snapshot(gpu=shared))
+    assert "GPU" not in printed(snapshot(gpu={**shared, "enabled": False}))
+
+
 def test_nothing_is_said_in_words() -> None:
     """No pools is not an empty page."""
     assert "no pools and no sessions" in printed(snapshot())
