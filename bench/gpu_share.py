@@ -2,7 +2,7 @@
 
 The device is one processor core to which all are bound. `spin` engines do nothing but steps of 2 ms, calibrated; `one-layer` and
 `smollm2` are the engine itself (`-t 1`). Beside each run the same without turns. Solo, paced and free runs alternate in
-palindromes, so that a drift cancels; the engines have the highest priority, where that is allowed, so that other work does not count.
+palindromes, so that a drift cancels. The engines have the highest priority, where that is allowed: other work hardly counts.
 """
 
 from __future__ import annotations

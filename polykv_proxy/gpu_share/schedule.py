@@ -6,6 +6,7 @@ Law: pure, and whole numbers only, so that every peer comes to the same microsec
 2. A share is proportional to the weight, but at least a tenth (with more than ten peers: all the same).
 3. The period is the shortest in which the smallest share still is 40 ms, between 80 and 400 ms.
 4. Windows tile the period in that order; it repeats from the Unix epoch on.
+5. A step that has begun is not divided: it may run beyond its window, by less than itself.
 """
 
 from __future__ import annotations

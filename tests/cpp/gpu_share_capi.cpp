@@ -57,27 +57,4 @@ int32_t capi_verdict(const void * bytes, int32_t slot, int64_t now_us, int64_t s
     return verdict.turn;
 }
 
-// a peer with steps of one length that always has work, through a number of periods: what it used, and how far it ever ran over
-void capi_run(int64_t begin_us, int64_t end_us, int64_t period_us, int64_t n_periods, int64_t step_us, int64_t * used, int64_t * over) {
-    gpu_share_schedule schedule;
-    schedule.period_us  = period_us;
-    schedule.n          = 1;
-    schedule.windows[0] = { 0, begin_us, end_us };
-
-    gpu_share_pace pace;
-    int64_t now = 0;
-    *used = *over = 0;
-    while (now < n_periods*period_us) {
-        const auto verdict = gpu_share_get_verdict(schedule, 0, now);
-        if (verdict.turn == GPU_SHARE_WAIT || !pace.may_start(verdict, now)) {
-            now = verdict.next_us();
-            continue;
-        }
-        pace.on_step(verdict, now, now + step_us);
-        now   += step_us;
-        *used += step_us;
-        *over  = now - verdict.until_us > *over ? now - verdict.until_us : *over;
-    }
-}
-
 }

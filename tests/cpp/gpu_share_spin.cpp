@@ -81,21 +81,16 @@ struct engine {
     std::atomic<bool> running { false }, ending { false };
 
     void run() {
-        gpu_share_pace pace;
         while (!ending) {
             if (!running) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
                 continue;
             }
-            gpu_share_verdict verdict;
-            int64_t t_begin = 0;
             if (registry) {
-                verdict = registry->look();
-                t_begin = registry->wall_us();
-                if (verdict.turn == GPU_SHARE_FREE) {
-                    pace.carry_us = 0;
-                } else if (verdict.turn == GPU_SHARE_WAIT || !pace.may_start(verdict, t_begin)) {
-                    std::this_thread::sleep_for(std::chrono::microseconds(std::min(std::max<int64_t>(0, verdict.next_us() - t_begin), verdict.period_us)));
+                const auto verdict = registry->look();
+                if (verdict.turn == GPU_SHARE_WAIT) {
+                    const int64_t wait_us = verdict.until_us - registry->wall_us();
+                    std::this_thread::sleep_for(std::chrono::microseconds(std::min(std::max<int64_t>(0, wait_us), verdict.period_us)));
                     continue;
                 }
                 registry->begin_step();
@@ -103,7 +98,6 @@ struct engine {
             work(n_rounds);
             if (registry) {
                 registry->end_step();
-                pace.on_step(verdict, t_begin, registry->wall_us());
             }
             seen.step();
         }

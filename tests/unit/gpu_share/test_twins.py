@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from polykv_proxy.gpu_share import layout, schedule
 from polykv_proxy.gpu_share.schedule import Turn
-from tests import native
 from tests.unit.gpu_share.registries import NOW, torn
+from tests.unit.gpu_share.sim import library
 
 TURNS = [Turn.FREE, Turn.RUN, Turn.WAIT]
 steps = st.one_of(st.just(0), st.integers(-(10**10), 10**10))
@@ -34,8 +34,7 @@ class Found(ctypes.Structure):
 
 @pytest.fixture(scope="module")
 def twin() -> ctypes.CDLL:
-    sources = [native.OURS / "gpu-share-layout.cpp", native.OURS / "gpu-share-schedule.cpp", native.CPP / "gpu_share_capi.cpp"]
-    return ctypes.CDLL(str(native.shared_object("gpu_share", sources)))
+    return library()
 
 
 @given(buffer=torn(), now=st.integers(NOW - 10**7, NOW + 10**7), step=steps)
@@ -75,26 +74,3 @@ def test_both_refuse_the_same_headers(twin: ctypes.CDLL, header: bytes) -> None:
     with pytest.raises(layout.LayoutError):
         layout.parse(buffer)
     assert twin.capi_check(layout.build(()))
-
-
-@given(
-    period=st.integers(80_000, 400_000),
-    begin=st.integers(0, 40_000),
-    length=st.integers(25_000, 79_000),
-    step=st.integers(100, 30_000),
-)
-def test_a_peer_uses_what_it_is_given_to_within_one_step_and_never_runs_more_than_one_over(
-    twin: ctypes.CDLL, period: int, begin: int, length: int, step: int
-) -> None:
-    used, over = ctypes.c_int64(), ctypes.c_int64()
-    length = min(length, period - begin)
-    n_periods = 50
-    numbers = [ctypes.c_int64(value) for value in (begin, begin + length, period, n_periods, step)]
-    twin.capi_run(*numbers, ctypes.byref(used), ctypes.byref(over))
-    assert over.value <= step
-    given = n_periods * length
-    if length < 16 * step and 2 * step <= length:
-        assert abs(used.value - given) <= 2 * step
-    else:
-        assert given <= used.value + 2 * step
-        assert used.value <= given + n_periods * step

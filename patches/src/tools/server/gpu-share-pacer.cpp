@@ -84,14 +84,10 @@ bool gpu_share_pacer::wait_turn(server_queue & queue, size_t n_posted) {
         verdict = registry->look();
         t_begin = registry->wall_us();
         shared  = verdict.turn != GPU_SHARE_FREE;
-        if (!shared) {
-            pace.carry_us = 0;
+        if (verdict.turn != GPU_SHARE_WAIT) {
             break;
         }
-        if (verdict.turn == GPU_SHARE_RUN && pace.may_start(verdict, t_begin)) {
-            break;
-        }
-        const int64_t wait_us = std::min(std::max<int64_t>(0, verdict.next_us() - t_begin), verdict.period_us);
+        const int64_t wait_us = std::min(std::max<int64_t>(0, verdict.until_us - t_begin), verdict.period_us);
         if (queue.wait_tasks(n_posted + 1, std::chrono::steady_clock::now() + std::chrono::microseconds(wait_us))) {
             return false;
         }
@@ -107,7 +103,6 @@ void gpu_share_pacer::end_turn() {
     }
     registry->end_step();
     const int64_t t_end = registry->wall_us();
-    pace.on_step(verdict, t_begin, t_end);
     if (n_tokens >= N_PROMPT_MIN && t_end > t_begin) {
         const double took = (double) (t_end - t_begin)/n_tokens;
         us_per_token = us_per_token == 0.0 ? took : us_per_token + (took - us_per_token)/4;

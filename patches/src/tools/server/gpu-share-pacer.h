@@ -38,7 +38,6 @@ private:
     std::string                         why_not = "no model is loaded";
 
     bool              shared = false; // peers computed at the last look
-    gpu_share_pace    pace;
     gpu_share_verdict verdict;
     int64_t           t_begin      = 0; // of the turn, by the wall clock
     int32_t           n_tokens     = 0; // of its batches

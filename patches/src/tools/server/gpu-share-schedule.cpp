@@ -92,29 +92,3 @@ gpu_share_verdict gpu_share_get_verdict(const gpu_share_schedule & schedule, int
     }
     return {};
 }
-
-bool gpu_share_pace::may_start(const gpu_share_verdict & verdict, int64_t now_us) {
-    if (verdict.until_us == declined_us) {
-        return false;
-    }
-    if (16*step_us <= verdict.window_us || 2*step_us > verdict.window_us) {
-        carry_us = 0;
-        return true;
-    }
-    const int64_t left = verdict.until_us - now_us;
-    if (2*(left - carry_us) >= step_us) {
-        return true;
-    }
-    carry_us    = std::max(carry_us - left, -step_us);
-    declined_us = verdict.until_us;
-    return false;
-}
-
-void gpu_share_pace::on_step(const gpu_share_verdict & verdict, int64_t begin_us, int64_t end_us) {
-    const int64_t took = std::max<int64_t>(0, end_us - begin_us);
-    step_us = step_us == 0 ? took : step_us + (took - step_us)/8;
-
-    if (verdict.turn == GPU_SHARE_RUN && end_us > verdict.until_us) {
-        carry_us = std::min(carry_us + end_us - verdict.until_us, step_us);
-    }
-}
