@@ -40,7 +40,7 @@ def _refusal(error: EngineRefusedError, hello: Hello | None, n_resident: int, gr
     if code == "pool_seqs_exhausted":
         limit = hello.max_pools if hello else 0
         soon = f"wait {retry_after(grace_left_s)} s (--pool-grace-s after the last use of one), " if grace_left_s else ""
-        making = f" (the other {limit - n_resident} are being made or given up)" if n_resident < limit else ""
+        making = " (the others are being made or given up)" if n_resident < limit else ""
         message = (
             f"{n_resident} of {limit} pools are resident{making} and none can go by itself: {soon}"
             "release one, or start with a larger --max-pools"

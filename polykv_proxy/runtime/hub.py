@@ -48,6 +48,8 @@ class Hub:
         self.remedy = ""
         self.suspect_until = 0.0
         self.tally = PoolTally()
+        self._silence = logging.WARNING
+        """How loudly it is said that the engine does not answer: once, until it does."""
         self._queue: asyncio.Queue[Command] = asyncio.Queue()
         self._tasks: set[asyncio.Future[Any]] = set()
         self.on_expire: Callable[[int], Awaitable[None]] | None = None
@@ -88,11 +90,15 @@ class Hub:
             return None
         try:
             async with asyncio.timeout(STATE_S):
-                return await self.client.state()
+                state = await self.client.state()
         except TimeoutError:
-            log.warning("no state: the engine has not answered for %g s", STATE_S)
+            log.log(self._silence, "no state: the engine has not answered for %g s", STATE_S)
+            self._silence = logging.DEBUG
         except EngineError as error:
             log.info("no state: %s", error)
+        else:
+            self._silence = logging.WARNING
+            return state
         return None
 
     def suspect(self) -> None:

@@ -276,7 +276,7 @@ async def test_ids_of_pools_that_are_not_there_yet_are_taken_too(tmp_path: Path)
         proxy.engine.fail_next("seqs", EngineFaultError(429, "no_seq_ids", "full"))
         error = (await proxy.api.post("/polykv/pools", json={"prompt": "one"})).json()["error"]
         assert (error["code"], error["seq_ids_used"], error["seq_ids_max"]) == ("pool_seqs_exhausted", 3, 3)
-        assert "0 of 3 pools are resident (the other 3 are being made or given up)" in error["message"]
+        assert "0 of 3 pools are resident (the others are being made or given up)" in error["message"]
 
 
 async def test_what_can_never_fit_is_422_and_what_is_full_is_429(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """What no handler of ours knows: one answer, one word in the log."""
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -8,6 +9,8 @@ import httpx
 import pytest
 from fastapi.responses import StreamingResponse
 
+from polykv_proxy.engine.client import EngineClient
+from polykv_proxy.runtime import hub
 from tests.integration.rig import relayed, rig
 
 
@@ -39,3 +42,21 @@ async def test_a_fault_in_the_middle_breaks_the_reply_off_and_is_logged_once(
         with pytest.raises(httpx.RemoteProtocolError):
             await client.get("/polykv/half")
     assert len([record for record in caplog.records if record.exc_info]) == 1
+
+
+async def test_an_engine_that_does_not_answer_is_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many ask for its state; and once more when it has answered in between."""
+
+    async def silent(_client: EngineClient) -> None:
+        await asyncio.Event().wait()
+
+    async with rig(tmp_path) as proxy:
+        for n in (1, 2):
+            with monkeypatch.context() as world:
+                world.setattr(hub, "STATE_S", 0.001)
+                world.setattr(EngineClient, "state", silent)
+                assert [await proxy.runtime.hub.state() for _ in range(5)] == [None] * 5
+            assert sum(one.levelno >= logging.WARNING and "no state" in one.message for one in caplog.records) == n
+            assert await proxy.runtime.hub.state() is not None
