@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal
 
-from langchain.agents.middleware.types import AgentMiddleware, AgentState, ModelRequest, ModelResponse
+from langchain.agents.middleware.types import AgentMiddleware, ModelRequest, ModelResponse
 from langgraph.types import interrupt
 
 from opencoti_langgraph.errors import PoolSaturatedError, PoolUnavailableError
@@ -22,7 +22,7 @@ DEFAULT_WAIT_S = 1.0
 _PASSING = (PoolSaturatedError, PoolUnavailableError)
 
 
-class BackpressureMiddleware(AgentMiddleware[AgentState[Any], Any, Any]):
+class BackpressureMiddleware(AgentMiddleware[Any, Any, Any]):
     """Waits, interrupts or raises where a model call was refused for now.
 
     Args:

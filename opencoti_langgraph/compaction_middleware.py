@@ -26,7 +26,7 @@ class CompactionAgentState(PoolAgentState):
     pool_retired: NotRequired[Annotated[list[Any], PrivateStateAttr]]
 
 
-class CompactionMiddleware(AgentMiddleware[CompactionAgentState, Any, Any]):
+class CompactionMiddleware(AgentMiddleware[Any, Any, Any]):
     """Summarises when room runs short, and swaps the agent's pool for a shorter branch.
 
     Args:

@@ -40,7 +40,7 @@ class PoolAgentState(AgentState[Any]):
     pool_prefix: NotRequired[Annotated[dict[str, Any] | None, INHERITED]]
 
 
-class PoolMiddleware(AgentMiddleware[PoolAgentState, Any, Any]):
+class PoolMiddleware(AgentMiddleware[Any, Any, Any]):
     """Base pools by system prompt and tools, forks for children that go on from their parent, one session for each agent.
 
     Args:
