@@ -59,7 +59,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--part", choices=["both", "simulated", "real"], default="both")
     parser.add_argument("--model", choices=["smollm2", "tiny"], default="smollm2", help="of the real engine")
     parser.add_argument("--packages", type=int, default=8, help="of each run on the real engine")
-    parser.add_argument("--run-s", type=float, default=50.0, help="about how long each of its four runs is to take")
+    parser.add_argument("--run-s", type=float, default=35.0, help="about how long each of its four runs is to take")
     parser.add_argument("--probe-s", type=float, default=2.5, help="seconds of each sample of the probe")
     parser.add_argument("--out", type=Path, help="folder for the courier's report and picture of each run")
 

@@ -36,6 +36,7 @@ FLOOR_PART = 0.3
 RHYTHM = sim.Rhythm(naive_s=1.5, poll_s=0.25)
 SETTLE = {"settle_tokens": 24, "settle_max_ms": 2500}
 """A third or so of the usual times: a run of a minute has as many decisions as one of three."""
+ANSWERS = (400, 300, 240, 200, 160, 120, 100, 80, 64, 48, 32, 24)
 SHOWN = {
     "wall": ("wall_s", "wall_s"),
     "under floor": ("under_floor_s", "under_floor_s"),
@@ -68,7 +69,11 @@ def measure(report: Report, options: Options) -> None:
         journals: dict[str, Journal] = {}
         for rule in RULES:
             journals[rule] = deliver(plan, rule)
-            report.metric(f"real_solo_ratio_after_{rule}", prober.alone() / prober.solo_tps)
+            ratio_of_solo = prober.alone() / prober.solo_tps
+            report.say(
+                f"  {rule}: done in {journals[rule].figures()['wall_s']:.0f} s; one alone now has {ratio_of_solo:.2f} of that speed"
+            )
+            report.metric(f"real_solo_ratio_after_{rule}", ratio_of_solo)
     if more.out is not None:
         keep(more.out, journals)
     judge(report, plan, law, journals)
@@ -88,22 +93,20 @@ def proxied(options: Options, model: Path) -> Iterator[str]:
 
 
 def planned(url: str, solo_tps: float, law: StepLaw, *, n_packages: int, run_s: float) -> Plan:
-    """Answers so long that all of them take about `run_s` when as many run as keep the floor."""
+    """The longest answers with which all packages at once take no more than `run_s`, by the fitted law."""
     floor = FLOOR_PART * solo_tps
     shape = Shape(n_packages, (3, 5), (40, 80), (15, 40), gap_mean_s=min(1.0, run_s / 40))
-    n_turns = sum(map(len, work_of(shape, 1).packages))
-    n = sim.at_the_floor(law, floor, LONG)
-    answer = run_s * n / law.step_s(n, n * LONG, 0) / n_turns
-    work = replace(work_of(replace(shape, answer_mean=min(400.0, max(24.0, answer))), 1), n_prefix=LONG)
+    works = [replace(work_of(replace(shape, answer_mean=float(mean)), 1), n_prefix=LONG) for mean in ANSWERS]
+    fits = (work for work in works if sim.deliver(work, law, "none", floor).wall_s <= run_s)
     line = {"on_saturation": "queue", "max_queue": 1024, "queue_timeout_ms": 3_600_000}
-    return Plan(url, floor, work, RHYTHM, {**SETTLE, **line})
+    return Plan(url, floor, next(fits, works[-1]), RHYTHM, {**SETTLE, **line})
 
 
 def say(report: Report, solo_tps: float, law: StepLaw, plan: Plan) -> None:
     n = sim.at_the_floor(law, plan.floor, plan.work.n_prefix)
     report.say(
         f"\nreal engine: {solo_tps:.1f} tokens/s alone; a step is {law.a * 1e3:.2f} ms + {law.b * 1e3:.2f} for each that decodes"
-        f" + {law.c * 1e6:.3f} per 1000 tokens of context + {law.p * 1e3:.2f} for each prompt token"
+        f" + {law.c * 1e6:.2f} per 1000 tokens of context + {law.p * 1e3:.2f} for each prompt token"
         f"\nfloor {plan.floor:.1f} tokens/s, which {n} keep by that law; {len(plan.work.packages)} packages,"
         f" {sum(map(len, plan.work.packages))} turns, {plan.work.n_tokens} tokens of answers"
     )

@@ -6,7 +6,7 @@ Law: times are those of arrivals at a client; only stretches in which all stream
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from statistics import median
 
@@ -15,14 +15,16 @@ from bench.kit.wire import Exchange, Wire
 from bench.sim.engine import Sample
 
 STREAMS = (1, 2, 3, 4, 6, 8)
+SHORT_STREAMS = (1, 2, 4, 8)
 PROMPTS = (64, 128, 256)
+ROUNDS = 3
 SHORT, LONG = 16, 400
 """Tokens of context; the longer one is in a pool, so that it costs the probe nothing."""
 
 
 @dataclass
 class Prober:
-    """Measures at one proxy. `seconds` of decoding are aimed at for each sample."""
+    """Measures at one proxy. `seconds` of decoding are aimed at for each sample, in three parts at different times."""
 
     url: str
     pool: list[int]
@@ -35,27 +37,29 @@ class Prober:
         self.solo_tps = 0.0
 
     def samples(self) -> list[Sample]:
-        """Numbers of streams on the pool, two of them without it, and prompts alone. Sets `solo_tps`."""
-        self.alone(SHORT)
+        """Streams on the pool and without it, and prompts alone: the median of three rounds over all. Sets `solo_tps`."""
+        self.alone()
         self.solo_tps = self.alone()
-        decoding = [self._together(n, LONG) for n in STREAMS] + [self._together(n, SHORT) for n in (1, 4)]
-        return decoding + [self._prompt(n) for n in PROMPTS]
+        cases = [(n, LONG) for n in STREAMS] + [(n, SHORT) for n in SHORT_STREAMS]
+        rounds = [[self._together(*case) for case in cases] + [self._prompt(n) for n in PROMPTS] for _ in range(ROUNDS)]
+        samples = [replace(one[0], step_s=median(sample.step_s for sample in one)) for one in zip(*rounds, strict=True)]
+        self.solo_tps = 1 / samples[0].step_s
+        return samples
 
     def alone(self, n_least: int = 48) -> float:
         """Tokens per second of one stream on the pool."""
         return 1 / self._decoded([self._stream(LONG, max(n_least, round(self.seconds * self.solo_tps)))])[0]
 
     def _together(self, n: int, n_context: int) -> Sample:
-        n_answer = max(16, round(self.seconds * self.solo_tps / n))
+        n_answer = max(16, round(self.seconds * self.solo_tps / n / ROUNDS))
         with ThreadPoolExecutor(n) as threads:
             step_s, n_tokens = self._decoded(list(threads.map(lambda _: self._stream(n_context, n_answer), range(n))))
         return Sample(step_s, n, n * (n_context + 8 + n_tokens / n / 2))
 
     def _prompt(self, n: int) -> Sample:
-        """The median of three; the engine's own time."""
-        done = [self._post(tokens(n, 1000 + next(self._seeds)), 1) for _ in range(3)]
-        timings = [exchange.events[-1]["timings"] for exchange in done]
-        return Sample(median(one["prompt_ms"] for one in timings) / 1e3, 0, 0, n)
+        """By the engine's own clock."""
+        done = self._post(tokens(n, 1000 + next(self._seeds)), 1)
+        return Sample(done.events[-1]["timings"]["prompt_ms"] / 1e3, 0, 0, n)
 
     def _stream(self, n_context: int, n_answer: int) -> Exchange:
         seed = next(self._seeds)
