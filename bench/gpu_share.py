@@ -239,12 +239,13 @@ def leaving(report: Report, core: int) -> None:
 
 
 def last_stall_s(gaps_ms: Sequence[float]) -> float:
-    """When the last long gap ended."""
-    at, last = 0.0, 0.0
+    """When the last stall ended that followed another within two periods: turns stall in every one, other work now and then."""
+    at, before, last = 0.0, -1000.0, 0.0
     for gap in gaps_ms:
         at += gap
         if gap > 30:
-            last = at
+            last = at if at - before < 160 else last
+            before = at
     return last / 1000
 
 

@@ -120,14 +120,21 @@ def test_an_engine_that_waits_for_its_turn_can_be_stopped(engine_path: Path, key
     assert any(loop_ends(engine_path, key) for _ in range(3))
 
 
+def n_batches(engine: Engine) -> int:
+    """How many batches were computed since the start."""
+    page = engine.http.get("/metrics").text
+    return next(int(line.split()[1]) for line in page.splitlines() if line.startswith("llamacpp:n_decode_total "))
+
+
 def test_long_prompts_beside_a_peer_are_cut_and_whole_ones_are_not(engine_path: Path, key: str) -> None:
     """Prompt batches are short beside peers, but never shorter than a prompt that has to be computed at once."""
     prompt = list(range(300, 2300))
-    with shared(engine_path, key, weight="0.001") as engine:
-        alone = engine.fresh(prompt, 2)
+    with shared(engine_path, key, "--metrics", weight="0.001") as engine:
+        alone, n_alone = engine.fresh(prompt, 2), n_batches(engine)
         with busy_neighbour(key):
-            paced = engine.fresh(prompt, 2)
+            paced, n_paced = engine.fresh(prompt, 2), n_batches(engine) - n_alone
         assert (paced.status, paced.n_computed) == (200, alone.n_computed)
+        assert n_paced > n_alone
     args = ["--embedding", "--pooling", "cls", "-b", 1024, "-ub", 1024]
     with shared(engine_path, key, *args, weight="0.001") as engine, busy_neighbour(key):
         reply = engine.http.post("/embedding", json={"content": list(range(300, 1200))})

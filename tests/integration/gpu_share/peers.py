@@ -43,18 +43,21 @@ def segment(key: str) -> Path:
 def busy_neighbour(key: str, weight: float = 1000.0) -> Iterator[None]:
     """An entry in the last slot of a segment that is there: of a peer that always computes, as long as this lasts."""
     at = 64 + 15 * 128
-    ended = threading.Event()
+    begun, ended = threading.Event(), threading.Event()
 
     def beat() -> None:
         with segment(key).open("r+b") as file, mmap.mmap(file.fileno(), layout.SIZE) as memory:
-            while not ended.wait(0.1):
+            while not ended.is_set():
                 now = time.time_ns() // 1000
                 entry = layout.Entry(15, os.getpid(), 1, now, weight, True, now, 0, "neighbour")
                 memory[at : at + 128] = layout.build([entry])[at : at + 128]
+                begun.set()
+                ended.wait(0.1)
             memory[at : at + 8] = struct.pack("<Q", 0)
 
     thread = threading.Thread(target=beat)
     thread.start()
+    begun.wait()
     try:
         yield
     finally:
