@@ -35,12 +35,12 @@ def look_routes(context: ApiContext) -> APIRouter:
 
     @router.get("/polykv/pools/{key}/tokens")
     async def pool_tokens(key: str) -> Response:
-        pool = find(context, key)
+        pool = _known(find(context, key))
         return JSONResponse({"pool_id": pool.pool_id, "prefix_len": pool.prefix_len, "tokens": pool.tokens.tolist()})
 
     @router.get("/polykv/pools/{key}/text")
     async def pool_text(key: str) -> Response:
-        pool = find(context, key)
+        pool = _known(find(context, key))
         hub.require_engine()
         try:
             text = await hub.client.detokenize(pool.tokens)
@@ -130,3 +130,10 @@ def _route(request: Request, body: bytes) -> str:
     if not isinstance(fields, dict):
         raise ApiError("invalid_request", "the body must be a JSON object: that of a request on a generating route")
     return next((route for field, route in _BY_FIELD if field in fields), "/completion")
+
+
+def _known(pool: Pool) -> Pool:
+    """ApiError 409 while a snapshot is being taken: whose tokens it will have is known when it has them."""
+    if not pool.prefix_len:
+        raise ApiError("pool_busy", f"pool {pool.pool_id} is being made from a session; its tokens are known once it is there")
+    return pool

@@ -68,6 +68,7 @@ class Ledger:
         """Sequences of this boot, living or gone, whose own cells failed a check (quarantine.py)."""
         self._placements: dict[int, Placement] = {}
         self._undecided: set[int] = set()
+        self._begun_at: dict[int, Residency] = {}
         self._next_req = first_number
 
     # -- pools -------------------------------------------------------------------------------------------------------
@@ -87,19 +88,21 @@ class Ledger:
         self._placements.pop(pool_id, None)
 
     def begin_rebuild(self, pool_id: int) -> Pool:
-        """A lost pool is being made again."""
+        """A pool without KV is being made again."""
         pool = self.tree.get(pool_id)
         assert pool is not None
         assert pool.rebuildable
+        self._begun_at[pool_id] = pool.residency
         again = pool.displaced(Residency.MATERIALIZING, "being made again")
         self.tree.put(again)
         return again
 
     def rebuild_failed(self, pool_id: int, reason: str) -> None:
-        """It could not be made again: lost, as before. One that never was made is failed, as before."""
-        pool = self.tree.get(pool_id)
+        """It could not be made again: evicted if it was so or saved, else lost. One that never was made is failed, as before."""
+        pool, before = self.tree.get(pool_id), self._begun_at.pop(pool_id, None)
         if pool is not None and pool.residency is Residency.MATERIALIZING:
-            self.tree.put(pool.displaced(Residency.LOST, reason))
+            given_up = before in {Residency.EVICTED, Residency.SAVED}
+            self.tree.put(pool.displaced(Residency.EVICTED if given_up else Residency.LOST, reason))
 
     def place(self, pool_id: int, at: Placement, tokens: Tokens | None = None) -> list[Command]:
         """A pool's KV now lies there; `tokens` where they are known only now (snapshots).
@@ -107,6 +110,7 @@ class Ledger:
         A pool that was released meanwhile gives the sequence back; one whose boot is over is lost.
         """
         pool = self.tree.get(pool_id)
+        self._begun_at.pop(pool_id, None)
         if pool is None or pool.residency is not Residency.MATERIALIZING:
             return [FreeSeq(at.seq, at.boot_id)]
         if tokens is not None:

@@ -324,3 +324,16 @@ class Histories(RuleBasedStateMachine):
 
 TestHistories = Histories.TestCase
 TestHistories.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)
+
+
+@pytest.mark.parametrize("before", [Residency.EVICTED, Residency.LOST])
+def test_what_could_not_be_made_again_is_as_before(before: Residency) -> None:
+    """`lost` is the engine's doing: a pool that was evicted stays evicted."""
+    ledger = ready()
+    with_pool(ledger)
+    ledger.displace(1, before, "before")
+    ledger.begin_rebuild(1)
+    ledger.rebuild_failed(1, "no ids")
+    again = ledger.tree.get(1)
+    assert again is not None
+    assert (again.residency, again.reason) == (before, "no ids")
