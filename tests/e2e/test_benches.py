@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 EXACT = {
     "attach": set(),
     "fanout": {"cells_used", "cells_of_slots_and_pool", "prefilled_tokens"},
+    "langgraph": {"prefix_once_and_suffixes"},
     "offpath": {"identical_off", "identical_unused_plain_attention", "same_answer_tiny"},
 }
 """Goals that no load of the machine can change."""

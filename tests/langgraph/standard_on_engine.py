@@ -16,7 +16,9 @@ from langchain_tests.integration_tests import ChatModelIntegrationTests
 
 from opencoti_langgraph import OpencotiChatModel, PoolClient
 from tests.fakes.proxy_process import Served
+from tests.langgraph.conftest import SKIPS
 from tests.langgraph.real import served_tiny
+from tests.langgraph.test_standard import SKIPPED
 
 pytestmark = pytest.mark.engine
 ENDS = {'"': 100, "}": 90, "]": 90, ":": 60, ",": 50}
@@ -73,3 +75,9 @@ class TestOnEngine(ChatModelIntegrationTests):
     @property
     def supports_json_mode(self) -> bool:
         return True
+
+
+def test_nothing_is_skipped_without_a_reason(request: pytest.FixtureRequest) -> None:
+    """What is skipped is listed, and besides that only what asks for another model."""
+    unlisted = request.config.stash.get(SKIPS, set()) - set(SKIPPED)
+    assert all(name.endswith("_with_model_override") for name in unlisted)
