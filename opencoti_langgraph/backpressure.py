@@ -79,7 +79,7 @@ class BackpressureMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def _wait(self, error: PoolSaturatedError | PoolUnavailableError, waited: float) -> float | None:
         """How long to wait now; None when it is enough. Comes back from an interrupt with no wait."""
-        if self._mode == "raise":
+        if self._mode == "raise" or not error.should_retry:
             return None
         told = DEFAULT_WAIT_S if error.retry_after is None else max(0.0, error.retry_after)
         if self._mode == "interrupt":

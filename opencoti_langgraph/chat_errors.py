@@ -90,6 +90,8 @@ def _details(body: object, headers: Mapping[str, str]) -> dict[str, Any]:
     details = dict(body) if isinstance(body, Mapping) else {}
     if isinstance(inner := details.get("error"), Mapping):
         details = dict(inner)
+    if headers.get("x-should-retry") == "false":
+        details["should_retry"] = False
     wait = headers.get("retry-after")
     if wait is not None and wait.replace(".", "", 1).isdecimal():
         details.setdefault("retry_after", float(wait))

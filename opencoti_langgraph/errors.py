@@ -61,6 +61,11 @@ class PoolApiError(OpencotiError):
         value = self.details.get("retry_after")
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
+    @property
+    def should_retry(self) -> bool:
+        """False where the answer said that trying again is of no use (`fail_fast` policies)."""
+        return self.details.get("should_retry") is not False
+
     def __str__(self) -> str:
         return f"{self.message} ({self.status}, {self.code})" if self.status else self.message
 

@@ -67,6 +67,8 @@ def error_of(reply: httpx.Response, where: str) -> PoolApiError:
     except (ValueError, AttributeError):
         error = {}
     details: dict[str, Any] = dict(error) if isinstance(error, Mapping) else {"message": str(error)}
+    if reply.headers.get("x-should-retry") == "false":
+        details["should_retry"] = False
     wait = reply.headers.get("retry-after")
     if wait is not None and "retry_after" not in details:
         try:

@@ -1,6 +1,6 @@
 """A scripted engine with our extras on a port of its own, for chat models that are tested from any thread and any loop.
 
-Law: the request's `pool_id` says what goes wrong: `full` 429, `gone` 404, `ctx` overflow, `hold` chunks without choices before the
+Law: the request's `pool_id` says what goes wrong: `full` 429, `fast` the same for good, `gone` 404, `ctx` overflow, `hold` chunks without choices before the
 answer, `midfail` an error event after some text, `midfull` the same for want of room, `cut` a stream without an end.
 """
 
@@ -30,7 +30,12 @@ FULL = {
 GONE = {"message": "no pool gone", "type": "not_found_error", "code": "pool_not_found", "param": "pool_id"}
 OVERFLOW = {"message": "too long", "type": "exceed_context_size_error", "code": 400, "n_prompt_tokens": 5000, "n_ctx": 4096}
 AWAY = {"message": "the engine went away", "type": "unavailable_error", "code": "engine_unavailable", "param": None}
-REFUSALS = {"full": (429, FULL, {"retry-after": "7"}), "gone": (404, GONE, {}), "ctx": (400, OVERFLOW, {})}
+REFUSALS = {
+    "full": (429, FULL, {"retry-after": "7"}),
+    "fast": (429, FULL, {"retry-after": "7", "x-should-retry": "false"}),
+    "gone": (404, GONE, {}),
+    "ctx": (400, OVERFLOW, {}),
+}
 N_CACHED = 5
 
 

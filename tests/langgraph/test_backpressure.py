@@ -30,8 +30,8 @@ from tests.langgraph.reports import Clock
 class Refusing:
     """A scripted engine that is full for so many requests."""
 
-    def __init__(self, engine: Scripted, n: int) -> None:
-        self.engine, self.left = engine, n
+    def __init__(self, engine: Scripted, n: int, pool: str = "full") -> None:
+        self.engine, self.left, self.pool = engine, n, pool
         self.model = OpencotiChatModel(base_url=engine.url, model="toy")
 
     def agent(self, middleware: BackpressureMiddleware, **options: Any) -> Any:
@@ -51,7 +51,7 @@ class _Full(BackpressureMiddleware):
 
     def _named(self, request: Any) -> Any:
         self._refusing.left -= 1
-        return request.override(model_settings={"pool_id": "full"}) if self._refusing.left >= 0 else request
+        return request.override(model_settings={"pool_id": self._refusing.pool}) if self._refusing.left >= 0 else request
 
     def wrap_model_call(self, request: Any, handler: Any) -> Any:
         return handler(self._named(request))
@@ -88,6 +88,14 @@ async def test_raising_waits_for_nothing(engine: Scripted) -> None:
     assert len(engine.bodies) == 1
     with pytest.raises(ValueError, match="sometimes"):
         BackpressureMiddleware("sometimes")  # type: ignore[arg-type]
+
+
+async def test_a_policy_that_fails_fast_is_not_waited_for(engine: Scripted) -> None:
+    """`x-should-retry: false` goes through at once."""
+    with pytest.raises(PoolSaturatedError) as refused:
+        await run(Refusing(engine, 1, "fast").agent(BackpressureMiddleware()), "hi")
+    assert not refused.value.should_retry
+    assert len(engine.bodies) == 1
 
 
 async def test_an_interrupt_hands_back_with_the_time_to_return(engine: Scripted) -> None:
