@@ -1,7 +1,8 @@
 """A scripted engine with our extras on a port of its own, for chat models that are tested from any thread and any loop.
 
-Law: the request's `pool_id` says what goes wrong: `full` 429, `fast` the same for good, `gone` 404, `ctx` overflow, `hold` chunks without choices before the
-answer, `midfail` an error event after some text, `midfull` the same for want of room, `cut` a stream without an end.
+Law: the request's `pool_id` says what goes wrong: `full` 429, `fast` the same for good, `gone` 404, `ctx` overflow, `hold` chunks
+without choices before the answer, `midfail` an error event after some text, `midfull` the same for want of room, `cut` a stream
+without an end.
 """
 
 from __future__ import annotations
