@@ -12,16 +12,19 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from opencoti_langgraph.client import PoolClient
 from opencoti_langgraph.errors import OpencotiError, PoolApiError, PoolConflictError, PoolNotFoundError
 from opencoti_langgraph.prefix import N_HEAD, Divergence, Prompt, divergence, print_of
 from opencoti_langgraph.results import Pool, PoolRef
 
+T = TypeVar("T")
 LOG = logging.getLogger("opencoti_langgraph")
 BASE_LEASE_S = 3600.0
 FORK_LEASE_S = 300.0
+MAX_KNOWN = 1024
+"""Bases that are remembered; one that was forgotten is found again by its name."""
 MAX_HEADS = 4
 """So many system prompts of one agent, each seen once, and it is taken to change with every request."""
 
@@ -77,9 +80,9 @@ class PoolKeeper:
         self.base_lease_s, self.fork_lease_s = base_lease_s, fork_lease_s
         self._on_divergence = on_divergence
         self._lock = threading.Lock()
-        self._bases: dict[str, Pool] = {}
+        self._bases: OrderedDict[str, Pool] = OrderedDict()
         self._heads: dict[str, OrderedDict[str, int]] = {}
-        self._prompts: dict[str, Prompt] = {}
+        self._prompts: OrderedDict[str, Prompt] = OrderedDict()
 
     def place(self, prompt: Prompt, held: Held | None, session: str, kind: str) -> Place:
         """Choose the pool. `kind` names the sort of agent (its name and where it stands in the graph).
@@ -170,13 +173,13 @@ class PoolKeeper:
 
     def _known(self, prompt: Prompt, kind: str) -> Pool | None:
         with self._lock:
-            self._prompts[prompt.head] = replace(prompt, turns=())
+            _remember(self._prompts, prompt.head, replace(prompt, turns=()))
             seen = self._heads.setdefault(kind, OrderedDict())
             if prompt.head not in seen and len(seen) >= MAX_HEADS and all(n == 1 for n in seen.values()):
                 # another one each time: more pools would help nobody, and the last is shared up to what changes
                 LOG.warning("%s has another system prompt or other tools with every request; see late_context", kind)
                 return self._bases.get(next(reversed(seen)))
-            seen[prompt.head] = seen.get(prompt.head, 0) + 1
+            _remember(seen, prompt.head, seen.get(prompt.head, 0) + 1)
             if (pool := self._bases.get(prompt.head)) is not None:
                 return pool
         try:
@@ -185,7 +188,7 @@ class PoolKeeper:
             LOG.warning("no base pool for %s: %s", kind, error)
             return None
         with self._lock:
-            self._bases[prompt.head] = pool
+            _remember(self._bases, prompt.head, pool)
         return pool
 
     def _parent(self, pool_id: PoolRef) -> int | None:
@@ -218,6 +221,14 @@ class PoolKeeper:
         if self._on_divergence:
             self._on_divergence(kind, parts)
         return parts
+
+
+def _remember(known: OrderedDict[str, T], key: str, value: T) -> None:
+    """Put it last; the first goes when there are too many."""
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > MAX_KNOWN:
+        known.popitem(last=False)
 
 
 def gone(error: Exception) -> bool:

@@ -273,6 +273,15 @@ async def test_events_go_on_where_the_connection_broke(connect: Connect, proxy: 
     assert transport.seen[1].headers["last-event-id"] in {str(event.seq) for event in seen}
 
 
+async def test_a_watcher_that_comes_too_late_is_told(verbs: Verbs, proxy: Rig) -> None:
+    """What is not kept any more is one event `resync`."""
+    await proxy.pool(tokens=[16, 1, 2, 3])
+    async with asyncio.timeout(60):
+        async for event in verbs.stream("events", last_event_id="1"):
+            assert event.topic == "resync"
+            break
+
+
 async def test_speeds_go_on_over_broken_connections(connect: Connect, proxy: Rig) -> None:
     """Each broken connection is opened again; readers see only speeds."""
     async with connect(lambda request, n: "stream" if n <= 2 else None) as (verbs, transport):
