@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict
 
 import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, SystemMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.graph import START, StateGraph
+from langgraph.graph.message import add_messages
 
 from opencoti_langgraph import (
     BackpressureMiddleware,
@@ -21,6 +24,7 @@ from opencoti_langgraph import (
     PoolClient,
     PoolMiddleware,
     Trigger,
+    late_context,
 )
 from tests.langgraph.real import N_CTX, served_tiny
 
@@ -95,6 +99,44 @@ def test_f054_every_turn_is_served_from_one_pool(client: PoolClient, model: Open
         (pool,) = client.pools().pools
         assert final["messages"][-1].response_metadata["cached_prefix_tokens"] == pool.prefix_len
     assert "dive" in client.pool_text(pool.pool_id).text
+
+
+def test_f054_a_graph_of_three_nodes_keeps_its_prefix(client: PoolClient, model: OpencotiChatModel) -> None:
+    """Five turns: what was retrieved and a clock change each time and go last, tools come in another order: all of the pool is
+    shared in all turns. A clock in the system prompt ends it there, and the proxy says at which token.
+    """
+
+    class State(TypedDict, total=False):
+        messages: Annotated[list[Any], add_messages]
+        found: str
+        shared: Annotated[list[int], operator.add]
+
+    pool = client.create_pool(**model.prompt_body([SystemMessage(SYSTEM)], [dive, ascend]))
+
+    def retrieve(state: State) -> State:
+        return {"found": f"note {len(state['messages']) * 7}, at {len(state['messages'])} o'clock"}
+
+    def ask(state: State) -> State:
+        tools = [dive, ascend] if len(state["messages"]) % 4 else [ascend, dive]
+        turns = [SystemMessage(SYSTEM), *late_context(state["messages"], state["found"])]
+        return {"messages": [model.bind_tools(tools).invoke(turns, pool_id=pool.pool_id, session_id="three")]}
+
+    def note(state: State) -> State:
+        return {"shared": [state["messages"][-1].response_metadata["cached_prefix_tokens"]]}
+
+    builder: Any = StateGraph(State)
+    for node in (retrieve, ask, note):
+        builder.add_node(node)
+    builder.add_edge(START, "retrieve").add_edge("retrieve", "ask").add_edge("ask", "note")
+    graph = builder.compile(checkpointer=InMemorySaver())
+    for turn in range(5):
+        final = graph.invoke({"messages": [HumanMessage(f"turn {turn}")]}, {"configurable": {"thread_id": "three"}})
+    assert final["shared"] == [pool.prefix_len] * 5
+
+    moved = model.prompt_body([SystemMessage(f"It is noon. {SYSTEM}"), HumanMessage("hi")], [dive, ascend])
+    (match,) = client.match({**moved, "pool_id": pool.pool_id}).prompts
+    assert match.first_differing_position is not None
+    assert match.first_differing_position < 8
 
 
 def test_a_turn_goes_back_as_it_was_generated(client: PoolClient, model: OpencotiChatModel) -> None:
