@@ -30,6 +30,7 @@ class Peers:
         self._watch = ClockWatch()
         self._key: str | None = None
         self._why = UNKNOWN
+        self._slot: int | None = None
         self._me: tuple[int, int] | None = None
         self._known: Mapping[tuple[int, int], PeerRow] | None = None
 
@@ -42,9 +43,8 @@ class Peers:
         if share.gpu_key != self._key:
             self._known = None
         self._key, self._why, self._me = share.gpu_key, share.why or UNKNOWN, None
-        if share.gpu_key is not None:
-            entries, _ = self._entries()
-            self._me = next((_identity(entry) for entry in entries if entry.slot == share.slot), None)
+        self._slot = share.slot if share.gpu_key is not None else None
+        self._entries()
 
     def look(self) -> GpuRow:
         """Everybody alive, ours apart; a peer that is idle among active ones has no share."""
@@ -84,9 +84,12 @@ class Peers:
         if self._key is None:
             return (), self._why
         try:
-            return self._read(self._key), None
+            entries = self._read(self._key)
         except SegmentError as error:
             return (), str(error)
+        if self._slot is not None:
+            self._me, self._slot = next((_identity(entry) for entry in entries if entry.slot == self._slot), None), None
+        return entries, None
 
     def _rows(self, entries: Sequence[Entry]) -> list[tuple[Entry, PeerRow]]:
         now = int(self._clock.wall() * 1e6)

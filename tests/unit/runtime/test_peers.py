@@ -81,6 +81,17 @@ def test_ours_is_known_by_its_process_wherever_it_is(room: Room) -> None:
     assert (row.me.slot, [peer.pid for peer in row.peers]) == (9, [999])
 
 
+def test_a_registry_that_could_not_be_read_at_the_greeting_is_read_later(room: Room) -> None:
+    """Ours is found with the first look that succeeds."""
+    kept = room.entries.pop("k")
+    room.peers.engine_says(MINE)
+    assert room.peers.look().me is None
+    room.entries["k"] = kept
+    row = room.peers.look()
+    assert row.me is not None
+    assert row.me.slot == 1
+
+
 def test_an_engine_that_shares_nothing_says_why(room: Room) -> None:
     room.peers.engine_says(GpuShare(why="it was turned off"))
     assert room.peers.look().why == "it was turned off"

@@ -70,7 +70,7 @@ void write_header(gpu_share_page & page) {
 } // namespace
 
 gpu_share_segment::gpu_share_segment(const std::string & key) {
-    const int fd = shm_open(name_of(key).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, S_IRUSR | S_IWUSR);
+    const int fd = shm_open(name_of(key).c_str(), O_RDWR | O_CREAT, S_IRUSR | S_IWUSR);
     if (fd < 0) {
         const bool foreign = errno == EACCES || errno == EPERM;
         throw std::runtime_error(system_error("cannot open it") + (foreign ? "; it may belong to another user, choose another --gpu-share-key" : ""));
