@@ -68,9 +68,14 @@ bool gpu_share_member::is_dead(const gpu_share_entry & entry, int64_t now_us, in
     return entry.owner != owner.load() && !entry.alive(now_us, step_us);
 }
 
-// 1. a free slot, the first one. 2. one of a peer that is dead and gone. 3. one of a peer that only looks dead (it is stopped, or hidden from us)
+// a claimer that is held up between taking a slot and writing it may lose it again, and what it has passed may be free by then
 bool gpu_share_member::claim() {
     i_slot.store(-1);
+    return claim_once() || claim_once();
+}
+
+// 1. a free slot, the first one. 2. one of a peer that is dead and gone. 3. one of a peer that only looks dead (it is stopped, or hidden from us)
+bool gpu_share_member::claim_once() {
     for (int32_t i = 0; i < (int32_t) GPU_SHARE_SLOTS; ++i) {
         const uint64_t found = page.slots[i].owner.load();
         if ((uint32_t) found == 0 && take(i, found)) {

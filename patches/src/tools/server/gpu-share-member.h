@@ -55,6 +55,7 @@ struct gpu_share_member {
 
 private:
     bool owns(int32_t i) const;
+    bool claim_once();
     bool take(int32_t i, uint64_t expected);
     void write(int32_t i, uint32_t busy_ppm);
     void reap(int64_t now_us, int64_t step_us);
