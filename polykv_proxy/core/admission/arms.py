@@ -71,10 +71,17 @@ def kv_headroom(load: Load, taken: Taken, need: Need) -> float | None:
     return (available(load, taken) - need.cells) / load.cells_total if load.has_cells else None
 
 
+def least(load: Load, taken: Taken, need: Need) -> int:
+    """Cells that must be there: of the whole; where nothing runs of the prompt alone, for there will never be more."""
+    alone = not load.slots_busy and not taken.slots and not taken.cells
+    return min(need.cells, need.n_slots * (need.n_prompt + 1)) if alone else need.cells
+
+
 def physical(load: Load, taken: Taken, need: Need) -> Finding:
-    """1. Cells for the whole of it; 2. a stream of a split cache; 3. a slot."""
-    if load.has_cells and need.cells > available(load, taken):
-        return Finding(False, Arm.CONTEXT, Reason.CONTEXT, need.cells, available(load, taken))
+    """1. Cells for it; 2. a stream of a split cache; 3. a slot."""
+    wanted = least(load, taken, need)
+    if load.has_cells and wanted > available(load, taken):
+        return Finding(False, Arm.CONTEXT, Reason.CONTEXT, wanted, available(load, taken))
     if load.streams_free is not None and need.n_slots > load.streams_free - taken.slots:
         return Finding(False, Arm.STREAMS, Reason.STREAMS, load.streams_free - taken.slots, need.n_slots)
     free = load.slots_total - load.slots_busy - taken.slots
@@ -116,7 +123,8 @@ def room_by_matter(load: Load, taken: Taken, need: Need, *, reserve: bool) -> in
     limits = [PLENTY]
     if load.has_cells and need.cells > 0:
         kept = KV_RESERVE * load.cells_total if reserve else 0
-        limits.append(int((available(load, taken) - kept) // need.cells))
+        first = int(not reserve and least(load, taken, need) <= available(load, taken))
+        limits.append(max(first, int((available(load, taken) - kept) // need.cells)))
     if load.streams_free is not None:
         limits.append((load.streams_free - taken.slots) // need.n_slots)
     if load.slots_total > 0:

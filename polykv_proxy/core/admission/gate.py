@@ -129,7 +129,7 @@ class Gate:
         if policy is not None and booked.scope is not None:
             self.outlook.forecasts[booked.scope].closed(req, policy, self._load)
         if booked.open_ended and n_decoded is not None:
-            self.outlook.answers[booked.pool_id or DEFAULT_SCOPE].note(n_decoded // booked.need.n_slots)
+            self.outlook.answers[booked.pool_id or DEFAULT_SCOPE].note(n_decoded // booked.n_answers)
         self._left(self.outlook.attached.closed(booked.session, req, now), now)
         return None
 
@@ -256,7 +256,7 @@ class Gate:
         scope = ruling.scope if ruling is not None else None
         need = self.outlook.need(ask, load)
         self.outlook.reservations.make(
-            Reservation(ask.req, ask.session, ask.pool_id, scope, need, open_ended=ask.max_tokens is None)
+            Reservation(ask.req, ask.session, ask.pool_id, scope, need, ask.max_tokens is None, max(1, ask.n_tasks))
         )
         self.outlook.attached.begin(ask.session, ask.req, ask.pool_id)
         if scope is not None:

@@ -15,7 +15,8 @@ from polykv_proxy.core.admission.verdict import Finding
 class Ask:
     """One request that wants to start. `n_prompt`: its private tokens, those of the pool's prefix not among them.
 
-    `max_tokens` None: the caller set no limit. `session` None: it named none, and is one of its own while it runs. `unruled`: no
+    `max_tokens` None: the caller set no limit. `n_tasks`: what the engine makes of it, each with a
+    slot of its own while it runs. `session` None: it named none, and is one of its own while it runs. `unruled`: no
     policy has a say, it only counts for the bound of the whole server. `continues`: it is the next turn of a conversation without
     a session id.
     """
@@ -26,7 +27,7 @@ class Ask:
     n_prefix: int = 0
     n_prompt: int = 0
     max_tokens: int | None = None
-    n_slots: int = 1
+    n_tasks: int = 1
     overcommit: bool = False
     unruled: bool = False
     continues: bool = False

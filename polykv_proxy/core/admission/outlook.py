@@ -63,11 +63,15 @@ class Outlook:
         return Look(self.need(ask, load), taken, pending, basis, scope)
 
     def need(self, ask: Ask, load: Load) -> Need:
-        """What a request will take; an answer without a limit is charged what answers of its pool are like."""
+        """What a request will take; an answer without a limit is charged what answers of its pool are like.
+
+        Of more tasks than there are slots the engine runs so many at a time, and never more.
+        """
         n_answer = self.answers[ask.pool_id or DEFAULT_SCOPE].estimate if ask.max_tokens is None else ask.max_tokens
         if load.n_ctx_slot is not None:
             n_answer = min(n_answer, load.n_ctx_slot - ask.n_prefix - ask.n_prompt)
-        return Need(max(1, ask.n_slots), max(0, ask.n_prompt), max(0, n_answer))
+        n_slots = min(ask.n_tasks, load.slots_total) if load.slots_total > 0 else ask.n_tasks
+        return Need(max(1, n_slots), max(0, ask.n_prompt), max(0, n_answer))
 
     def n_attached(self, ruling: Ruling | None, pool_id: int | None) -> int:
         """Sessions of the scope; without a ruling those of the pool itself."""

@@ -35,7 +35,10 @@ class Need:
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """One admitted request. `scope` is that of its policy, None without one. `open_ended`: its caller set no limit."""
+    """One admitted request. `scope` is that of its policy, None without one. `open_ended`: its caller set no limit.
+
+    `n_answers`: how many it asked for, at a time or one after the other.
+    """
 
     req: int
     session: str | None
@@ -43,6 +46,7 @@ class Reservation:
     scope: int | None
     need: Need
     open_ended: bool = False
+    n_answers: int = 1
 
     def cells(self, load: Load) -> int:
         """Cells still to come: of the whole until a first token is out, then of the rest of the answer."""

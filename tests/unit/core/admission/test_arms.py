@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from polykv_proxy.core.admission.arms import Scope, Taken, examine, fits_at_all, running
+from polykv_proxy.core.admission.arms import Scope, Taken, examine, fits_at_all, room_by_matter, running
 from polykv_proxy.core.admission.forecast import Projection
 from polykv_proxy.core.admission.load import Load
 from polykv_proxy.core.admission.reservations import Need
@@ -62,6 +62,19 @@ def test_what_never_fits_is_told_from_what_does_not_fit_now() -> None:
     assert fits_at_all(SPLIT, 200, Need(1, 50)) == Finding(False, Arm.NEVER_FITS, Reason.NEVER_FITS, 251, 250)
     assert fits_at_all(LOAD, 100, Need(9, 100)) == Finding(False, Arm.NEVER_FITS, Reason.NEVER_FITS, 1009, 1000)
     assert fits_at_all(Load(), 10**9, Need(1, 10**9)).ok
+
+
+def test_where_nothing_runs_only_the_prompt_has_to_fit() -> None:
+    """Waiting would bring no more cells than there are; a session that runs, or is on its way, may give some back."""
+    first, idle = replace(SCOPE, n_attached=0), replace(LOAD, slots_busy=0)
+    assert examine(idle, Taken(), Need(1, 60, 740), first, settled=False).arm is Arm.GUARANTEE
+    assert room_by_matter(idle, Taken(), Need(1, 60, 740), reserve=False) == 1
+    assert examine(idle, Taken(), Need(1, 400, 5), first, settled=False) == Finding(
+        False, Arm.CONTEXT, "context headroom exhausted", 401, 400
+    )
+    for load, taken in ((LOAD, Taken()), (idle, Taken(1, 10))):
+        assert examine(load, taken, Need(1, 60, 740), first, settled=False).arm is Arm.CONTEXT
+        assert room_by_matter(load, taken, Need(1, 60, 740), reserve=False) == 0
 
 
 def test_the_bound_of_the_server_counts_requests() -> None:

@@ -291,3 +291,14 @@ def test_a_retired_pool_leaves_nothing() -> None:
     assert made.outlook.need(replace(new(2), max_tokens=None), IDLE).n_answer == 40
     made.pool_gone(1)
     assert (len(made.outlook.policies), len(made.outlook.forecasts), len(made.outlook.answers)) == (0, 0, 0)
+
+
+def test_more_prompts_than_slots_are_charged_with_all_slots() -> None:
+    """The engine computes them as slots come free, so that they can begin on an idle one; each answer counts as one."""
+    made, load = gate(), replace(IDLE, slots_total=8)
+    verdict = made.ask(Ask(1, 1, n_prompt=100, n_tasks=20), load, 0)
+    assert verdict.finding.arm is Arm.GUARANTEE
+    assert made.ask(new(2, overcommit=True), load, 0).headroom_sessions == 0
+    made.closed(1, 1, 20 * 30)
+    assert made.outlook.answers[1].mean == 30
+    assert made.ask(Ask(3, 1, n_prompt=100, n_tasks=20), replace(load, slots_busy=1), 1).finding.arm is Arm.SLOTS

@@ -111,8 +111,8 @@ class Lives(RuleBasedStateMachine):
     def launch(self) -> None:
         for req, ask in self.admitted.items():
             busy = sum(run.n_slots for run in self.runs.values())
-            if req not in self.runs and busy + ask.n_slots <= SLOTS:
-                self.runs[req] = Run(0, ask.n_slots)
+            if req not in self.runs and busy + ask.n_tasks <= SLOTS:
+                self.runs[req] = Run(0, ask.n_tasks)
 
     @rule(n_tokens=st.sampled_from([1, 30, 100]))
     def decode(self, n_tokens: int) -> None:
