@@ -16,7 +16,7 @@ from statistics import median
 import httpx
 
 from bench.kit.report import Report
-from bench.kit.rig import Options, tokens
+from bench.kit.rig import Options, cpu_s, tokens
 from bench.live.probe import LONG, Prober
 from bench.live.rules import RULES, Plan, as_measured, deliver
 from bench.sim import courier as sim
@@ -59,7 +59,7 @@ def measure(report: Report, options: Options) -> None:
     """Probe, fit, four runs, and what the simulator makes of each."""
     more, quick = options.more, options.quick
     model = tiny_model("full") if quick or more.model == "tiny" else smollm2()
-    with proxied(options, model) as url, httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
+    with proxied(options, model) as (url, pid), httpx.Client(base_url=url, trust_env=False, timeout=60) as http:
         pool = tokens(LONG, 9)
         pool_id = http.post("/polykv/pools", json={"tokens": pool}).raise_for_status().json()["pool_id"]
         prober = Prober(url, pool, pool_id, 0.2 if quick else more.probe_s)
@@ -67,28 +67,33 @@ def measure(report: Report, options: Options) -> None:
         plan = planned(url, prober.solo_tps, law, n_packages=3 if quick else more.packages, run_s=1.0 if quick else more.run_s)
         say(report, prober.solo_tps, law, plan)
         journals: dict[str, Journal] = {}
+        processor_s: dict[str, float] = {}
         for rule in RULES:
+            before = cpu_s(pid)
             journals[rule] = deliver(plan, rule)
-            ratio_of_solo = prober.alone() / prober.solo_tps
+            processor_s[rule] = cpu_s(pid) - before
+            wall_s = journals[rule].figures()["wall_s"] or 1.0
+            busy, alone = processor_s[rule] / wall_s, prober.alone() / prober.solo_tps
             report.say(
-                f"  {rule}: done in {journals[rule].figures()['wall_s']:.0f} s; one alone now has {ratio_of_solo:.2f} of that speed"
+                f"  {rule}: {wall_s:.0f} s, in {busy:.0%} of it the engine had a processor; one alone is now {alone:.2f} as fast"
             )
-            report.metric(f"real_solo_ratio_after_{rule}", ratio_of_solo)
+            report.metric(f"real_engine_busy_{rule}", busy)
+            report.metric(f"real_solo_ratio_after_{rule}", alone)
     if more.out is not None:
         keep(more.out, journals)
-    judge(report, plan, law, journals)
+    judge(report, plan, law, journals, processor_s)
 
 
 @contextmanager
-def proxied(options: Options, model: Path) -> Iterator[str]:
-    """A proxy before one engine on one thread."""
+def proxied(options: Options, model: Path) -> Iterator[tuple[str, int]]:
+    """A proxy before one engine on one thread: its address, and the engine's process."""
     args: list[str | int] = ["-c", 32768, "-np", N_SLOTS, "-t", 1, "-kvu", "--cache-ram", 0]
     with (
         tempfile.TemporaryDirectory(prefix="polykv-bench-") as folder,
         Engine(options.engine, model, args) as engine,
         Served.before(engine.socket, KEY, Path(folder)) as served,
     ):
-        yield served.url
+        yield served.url, engine.process.pid
         served.stop()
 
 
@@ -114,7 +119,7 @@ def say(report: Report, solo_tps: float, law: StepLaw, plan: Plan) -> None:
         report.metric(f"real_{name}", value)
 
 
-def judge(report: Report, plan: Plan, law: StepLaw, journals: dict[str, Journal]) -> None:
+def judge(report: Report, plan: Plan, law: StepLaw, journals: dict[str, Journal], processor_s: dict[str, float]) -> None:
     """Two tables, the goals, and the errors of forecasts and of the simulator."""
     real = {rule: journal.figures() for rule, journal in journals.items()}
     rows = [[rule, *(shown(real[rule][ours]) for ours, _ in SHOWN.values())] for rule in RULES]
@@ -130,9 +135,13 @@ def judge(report: Report, plan: Plan, law: StepLaw, journals: dict[str, Journal]
                 report.metric(f"predicted_{ours}_{rule}", predicted[rule][theirs])
     goals(report, real, predicted)
     forecasts(report, journals)
-    wall_errors = [abs(predicted[rule]["wall_s"] / (real[rule]["wall_s"] or 1) - 1) for rule in RULES]
-    report.metric("real_sim_wall_error", median(wall_errors))
-    report.say(f"  the simulator's wall time is off by {median(wall_errors):.1%} (median of {len(RULES)} runs)")
+    wall_error = median(abs(predicted[rule]["wall_s"] / (real[rule]["wall_s"] or 1) - 1) for rule in RULES)
+    busy_error = median(abs(predicted[rule]["busy_s"] / processor_s[rule] - 1) for rule in RULES)
+    report.metric("real_sim_wall_error", wall_error)
+    report.metric("real_sim_processor_error", busy_error)
+    report.say(
+        f"  the simulator is off by {wall_error:.1%} of the wall time, and by {busy_error:.1%} of the engine's processor time"
+    )
 
 
 def goals(report: Report, real: dict[str, Figures], predicted: dict[str, dict[str, float]]) -> None:
@@ -170,7 +179,8 @@ def predict(plan: Plan, law: StepLaw, rule: str, journal: Journal) -> dict[str, 
         {"target_tps_per_session": plan.floor, "mode": "enforced" if rule == "enforced" else "advisory"} | plan.policy
     )
     work = as_measured(journal, plan.work)
-    return sim.Courier(work, law, rule, plan.floor, policy, rhythm=plan.rhythm, n_slots=N_SLOTS).run().figures(plan.floor)
+    courier = sim.Courier(work, law, rule, plan.floor, policy, rhythm=plan.rhythm, n_slots=N_SLOTS)
+    return {**courier.run().figures(plan.floor), "busy_s": courier.engine.busy_s}
 
 
 def ratio(value: float | None, base: float | None) -> float:

@@ -16,7 +16,7 @@ from bench.sim.engine import Sample
 
 STREAMS = (1, 2, 3, 4, 6, 8)
 SHORT_STREAMS = (1, 2, 4, 8)
-PROMPTS = (64, 128, 256)
+PROMPTS = (32, 64, 128)
 ROUNDS = 3
 SHORT, LONG = 16, 400
 """Tokens of context; the longer one is in a pool, so that it costs the probe nothing."""

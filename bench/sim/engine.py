@@ -85,6 +85,8 @@ class SimEngine:
     running: dict[int, Task] = field(default_factory=dict)
     waiting: list[Task] = field(default_factory=list)
     n_decoded: float = 0.0
+    busy_s: float = 0.0
+    """In which somebody's step was computed."""
 
     def submit(self, task: Task) -> None:
         self.waiting.append(task)
@@ -123,6 +125,7 @@ class SimEngine:
         if prompts:
             steps = min(steps, prompts[0].n_prompt / batch)
         self.now += steps * step_s
+        self.busy_s += steps * step_s
         self.n_decoded += steps * len(decoding)
         for task in decoding:
             task.decoded += steps

@@ -58,6 +58,7 @@ def test_a_task_takes_what_the_law_says() -> None:
     (alone,) = engine.advance(10)
     assert alone.first_at == pytest.approx(2 * (0.01 + 0.1))
     assert alone.ended_at == pytest.approx(0.22 + 10 * 0.02)
+    assert engine.busy_s == pytest.approx(alone.ended_at)
     assert alone.pace.value == pytest.approx(50)
     engine.submit(Task(2, 0, 100, 1000, Pace()))
     engine.advance(1)
