@@ -116,3 +116,11 @@ def test_too_many_pools_are_refused_at_start(engine_path: Path) -> None:
         Engine(engine_path, tiny_model("full"), ["-np", 4, "-t", 1], max_pools=300),
     ):
         pass
+
+
+def test_an_engine_for_embeddings_alone_has_no_pools(engine_path: Path) -> None:
+    """It starts (more sequence ids than stock's own can abort it there), says why, and embeds."""
+    with Engine(engine_path, tiny_model("full"), ["--embedding", "--pooling", "mean", "-c", 512], max_pools=4) as engine:
+        hello = engine.hello()
+        assert (hello["max_pools"], "--embedding" in hello["prefix_sharing_why"]) == (0, True)
+        assert engine.http.post("/v1/embeddings", json={"input": "one"}).status_code == 200

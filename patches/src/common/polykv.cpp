@@ -79,6 +79,12 @@ bool polykv_prepare(common_params & params, int argc, char ** argv) {
     if (!settings.on()) {
         return true;
     }
+    if (params.embedding) {
+        settings.max_pools  = 0;
+        settings.off_reason = "the engine computes embeddings alone (--embedding), and those are never computed from a prefix";
+        LOG_INF("polykv: pools are off: %s\n", settings.off_reason.c_str());
+        return true;
+    }
 
     const int32_t n_free = (int32_t) llama_max_parallel_sequences() - params.n_parallel - 1;
     if (settings.max_pools > n_free) {
