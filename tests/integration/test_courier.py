@@ -28,10 +28,18 @@ class RealClock(ManualClock):
         return time.time()
 
 
+class Unhurried(FakeEngine):
+    """A step takes a millisecond, and not only says so: looks and counters come many times in an answer."""
+
+    async def gate(self) -> None:
+        await super().gate()
+        await asyncio.sleep(0.001)
+
+
 @asynccontextmanager
 async def couriered(folder: Path, **policy: object) -> AsyncIterator[tuple[Rig, Proxy]]:
     """A pool with a policy; afterwards no session is left, and nothing is reserved or waits."""
-    async with rig(folder, FakeEngine(n_slots=8, n_ctx=65536), clock=RealClock()) as proxy, relayed(proxy) as (_, client):
+    async with rig(folder, Unhurried(n_slots=8, n_ctx=65536), clock=RealClock()) as proxy, relayed(proxy) as (_, client):
         pool = await Proxy.with_pool(client, RULES)
         await pool.set_policy(settle_tokens=8, **policy)
         yield proxy, pool
