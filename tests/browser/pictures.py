@@ -51,6 +51,8 @@ async def make_pools(client: httpx.AsyncClient) -> None:
         body = {"name": name, "messages": messages(name)}
         (await client.post(f"/polykv/pools/{parent}/fork", json=body)).raise_for_status()
     (await client.post("/polykv/pools/harbour/pin", json={"owner": "ann", "lease": 3600})).raise_for_status()
+    floor = {"target_tps_per_session": 6, "mode": "enforced", "on_saturation": "queue", "guarantee_min_sessions": 6}
+    (await client.post("/polykv/pools/harbour/admission", json=floor)).raise_for_status()
     old = {"name": "summer", "messages": [{"role": "system", "content": f"{RULES} This is the summer timetable."}]}
     (await client.post("/polykv/pools", json=old)).raise_for_status()
     (await client.post("/polykv/pools/summer/evict")).raise_for_status()
