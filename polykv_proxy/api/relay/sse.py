@@ -96,11 +96,16 @@ def sse_of(headers: Sequence[Header]) -> SseTail | None:
     return SseTail() if kind.startswith(b"text/event-stream") else None
 
 
+_MESSAGES_KINDS = frozenset({"invalid_request_error", "not_found_error", "rate_limit_error"})
+"""Error types of ours that the messages protocol has by the same name; all others are its `api_error`."""
+
+
 def error_event(path: bytes, code: str, kind: str, message: str) -> bytes:
     """One error event in the protocol of the route: messages and responses name their events, the others do not."""
     error = {"message": message, "type": kind, "code": code, "param": None}
     if path.endswith(b"/messages"):
-        return b"event: error\ndata: " + _json({"type": "error", "error": {"type": "api_error", "message": message}}) + b"\n\n"
+        named = {"type": kind if kind in _MESSAGES_KINDS else "api_error", "message": message}
+        return b"event: error\ndata: " + _json({"type": "error", "error": named}) + b"\n\n"
     if path.endswith(b"/responses"):
         data = {"type": "error", "code": code, "message": message, "param": None, "error": error}
         return b"event: error\ndata: " + _json(data) + b"\n\n"

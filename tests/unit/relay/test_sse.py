@@ -60,3 +60,13 @@ def test_the_error_event_speaks_the_protocol_of_its_route(path: bytes, name: byt
     assert event.endswith(b"\n\n")
     data = json.loads(event.split(b"data: ", 1)[1])
     assert data["error"]["message"] == "gone\nnow"
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("rate_limit_error", "rate_limit_error"), ("not_found_error", "not_found_error"), ("unavailable_error", "api_error")],
+)
+def test_the_messages_protocol_is_told_its_own_error_types(kind: str, named: str) -> None:
+    """A client that waits on `rate_limit_error` does so in a stream too; a type that the protocol lacks is `api_error`."""
+    event = error_event(b"/v1/messages", "saturated", kind, "no room")
+    assert json.loads(event.split(b"data: ", 1)[1]) == {"type": "error", "error": {"type": named, "message": "no room"}}
