@@ -91,6 +91,7 @@ class Proxy:
             self._relay.additions = Additions(runtime, prepared.api_prefix.encode(), settings.default_pool)
             self._metrics = self._measure(runtime)
         self._relay.on_post = runtime.hub.on_wanted
+        self._relay.on_lost = runtime.admission.doubt
         if settings.no_progress_s is not None:
             self._watch = ProgressWatch(runtime.hub, settings.no_progress_s, self._relay.owed, self._doubt)
             runtime.hub.spawn(self._watch.run())

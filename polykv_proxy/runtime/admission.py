@@ -31,6 +31,9 @@ from polykv_proxy.runtime.policies_book import Entry, PoliciesBook
 log = logging.getLogger("polykv.admission")
 
 
+DOUBT_S = 0.25
+"""A broken connection is known at once, that the engine has died a little later."""
+
 OnHeld = Callable[[Policy], None]
 
 
@@ -47,6 +50,7 @@ class Admission:
         self.gate = Gate(limits, self._parent_of)
         self._waiting: dict[int, asyncio.Future[Verdict]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._doubted_until = 0.0
         self._boot_id = ""
         self._unnamed = Unnamed()
         self._declared: set[int] = set()
@@ -137,7 +141,7 @@ class Admission:
             self._boot_id = self._hub.boot_id
             self.gate.engine_changed()
             self._unnamed.forget()
-        for verdict in self.gate.wake(self._load(), self._now()):
+        for verdict in self.gate.wake(None if self._doubted else self._load(), self._now()):
             future = self._waiting.pop(verdict.req, None)
             if future is not None and not future.done():
                 future.set_result(verdict)
@@ -145,12 +149,23 @@ class Admission:
                 self.gate.closed(verdict.req, self._now())
         self._set_timer()
 
+    def doubt(self) -> None:
+        """A connection to the engine broke: until it is known whether the engine is gone, nobody who waits is sent after it."""
+        if not self._resting:
+            self._doubted_until = self._now() + DOUBT_S
+            self._set_timer()
+
+    @property
+    def _doubted(self) -> bool:
+        return self._now() < self._doubted_until
+
     def _set_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         at = self.gate.next_wake(self._now())
         if at is not None:
+            at = min(at, self._doubted_until) if self._doubted else at
             self._timer = asyncio.get_running_loop().call_later(max(0.0, at - self._now()), self.wake)
 
     # -- policies -----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import httpx
 import pytest
 
 from polykv_proxy.core.admission.gate import Limits
+from polykv_proxy.runtime.admission import DOUBT_S
 from polykv_proxy.runtime.load import load_of
 from tests.fakes.fake_engine import FakeEngine
 from tests.integration.rig import Rig, relayed, rig, steps
@@ -249,6 +250,23 @@ async def test_many_at_once_never_overshoot(tmp_path: Path) -> None:
             most = max(most, len(proxy.runtime.hub.ledger.books))
             await asyncio.sleep(0)
         assert (most, {task.result().status_code for task in tasks}) == (3, {200})
+        await at_rest(proxy)
+
+
+async def test_nobody_is_sent_after_a_broken_connection(tmp_path: Path) -> None:
+    """What a dying engine ends makes room on it; who waits is let in when it has shown that it lives."""
+    async with rig(tmp_path, admission=Limits(max_running=1)) as proxy:
+        admission = proxy.runtime.admission
+        first, _ = await proxy.runtime.requests.enter_plain()
+        second = asyncio.ensure_future(proxy.runtime.requests.enter_plain())
+        await until(proxy, lambda: len(admission.gate.lines) == 1)
+        admission.doubt()
+        admission.over(first)
+        assert (len(admission.gate.lines), reserved(proxy)) == (1, 0)
+        proxy.clock.now += DOUBT_S
+        admission.wake()
+        assert (len(admission.gate.lines), reserved(proxy)) == (0, 1)
+        admission.over((await second)[0])
         await at_rest(proxy)
 
 

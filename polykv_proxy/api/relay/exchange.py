@@ -267,6 +267,7 @@ class Exchange:
         try:
             upstream = await self.relay.pool.connect()
         except OSError as error:
+            self.relay.on_lost()
             self.refuse(self.relay.pool.refusal or _away(f"The engine does not answer ({error.strerror or error})."))
             return
         if self.response_complete:
@@ -388,6 +389,7 @@ class Exchange:
             self._retried = True
             self._task = self.client.loop.create_task(self._connect())
             return
+        self.relay.on_lost()
         self._ends_by(Ending.ENGINE_LOST)
         self._broken(self.relay.pool.refusal or _away(f"{why[0].upper()}{why[1:]} before the answer was complete."))
 

@@ -49,6 +49,8 @@ class Relay:
         """For the decoded path of a page: what makes another page of it, or None."""
         self.on_post: Callable[[], None] = lambda: None
         """Called when a request begins that may make the engine work."""
+        self.on_lost: Callable[[], None] = lambda: None
+        """Called when a connection to the engine was refused, or broke under a request, before that request ends."""
         self.running: set[Exchange] = set()
         self.n_relayed = 0
         self._draining: ApiError | None = None

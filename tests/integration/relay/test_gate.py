@@ -180,3 +180,17 @@ def test_an_engine_that_dies_ends_the_plan() -> None:
     with Stub(lambda _: [Do.CLOSE]) as stub, RelayRig(EngineAddress(port=stub.port), gate=gate) as rig:
         assert rig.send(request(b"POST", CHAT, ODD)).status == 503
         assert gate.n_done == 1
+
+
+@pytest.mark.parametrize("dead", [False, True])
+def test_a_lost_engine_is_said_before_the_plan_is_done(dead: bool) -> None:
+    """A connection that breaks and one that is refused: whoever waits for this request's room knows of it first."""
+    gate = Gate()
+    plans_done: list[int] = []
+    with Stub(lambda _: [Do.CLOSE]) as stub, RelayRig(EngineAddress(port=stub.port), gate=gate) as rig:
+        rig.relay.on_lost = lambda: plans_done.append(gate.n_done)
+        if dead:
+            stub.stop()
+        assert rig.send(request(b"POST", CHAT, ODD)).status == 503
+        assert gate.done.wait(10)
+    assert plans_done == [0]
