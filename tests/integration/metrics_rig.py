@@ -27,6 +27,24 @@ from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_server import QuietServer
 from tests.integration.rig import Rig, rig
 
+ENGINE_PAGE = b"""# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed, excluding cached tokens
+# TYPE llamacpp:prompt_tokens_total counter
+llamacpp:prompt_tokens_total 40
+# HELP llamacpp:prompt_tokens_cached_total Number of prompt tokens reused from the cache
+# TYPE llamacpp:prompt_tokens_cached_total counter
+llamacpp:prompt_tokens_cached_total 10
+# HELP llamacpp:tokens_predicted_total Number of generation tokens processed
+# TYPE llamacpp:tokens_predicted_total counter
+llamacpp:tokens_predicted_total 7
+# HELP llamacpp:requests_processing Number of requests processing
+# TYPE llamacpp:requests_processing gauge
+llamacpp:requests_processing 2
+# HELP llamacpp:requests_deferred Number of requests deferred
+# TYPE llamacpp:requests_deferred gauge
+llamacpp:requests_deferred 3
+"""
+GIVEN = (200, "text/plain; version=0.0.4", ENGINE_PAGE)
+OURS = 'polykv_engine_state{state="'
 STRICT = {"accept": "application/openmetrics-text; version=1.0.0"}
 
 

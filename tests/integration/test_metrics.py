@@ -4,38 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-import json
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
 from prometheus_client.parser import text_string_to_metric_families as read_text
 
 from polykv_proxy.api.context import Keys
 from polykv_proxy.core.pools import Residency
 from polykv_proxy.engine.status import EngineState
-from polykv_proxy.observability import engine_source
 from tests.fakes.fake_engine import FakeEngine
-from tests.integration.metrics_rig import Scraped, scraped
+from tests.integration.metrics_rig import ENGINE_PAGE, GIVEN, OURS, Scraped, scraped
 
-ENGINE_PAGE = b"""# HELP llamacpp:prompt_tokens_total Number of prompt tokens processed, excluding cached tokens
-# TYPE llamacpp:prompt_tokens_total counter
-llamacpp:prompt_tokens_total 40
-# HELP llamacpp:prompt_tokens_cached_total Number of prompt tokens reused from the cache
-# TYPE llamacpp:prompt_tokens_cached_total counter
-llamacpp:prompt_tokens_cached_total 10
-# HELP llamacpp:tokens_predicted_total Number of generation tokens processed
-# TYPE llamacpp:tokens_predicted_total counter
-llamacpp:tokens_predicted_total 7
-# HELP llamacpp:requests_processing Number of requests processing
-# TYPE llamacpp:requests_processing gauge
-llamacpp:requests_processing 2
-# HELP llamacpp:requests_deferred Number of requests deferred
-# TYPE llamacpp:requests_deferred gauge
-llamacpp:requests_deferred 3
-"""
-GIVEN = (200, "text/plain; version=0.0.4", ENGINE_PAGE)
-OURS = 'polykv_engine_state{state="'
 NAME = '{model_name="toy.gguf"}'
 
 
@@ -74,61 +53,6 @@ async def test_the_page_is_on_the_engine_s_path(tmp_path: Path) -> None:
     async with scraped(tmp_path, prefix="/llm") as rig:
         assert OURS in (await rig.client.get("/llm/metrics")).text
         assert OURS not in (await rig.client.get("/metrics")).text
-
-
-@pytest.mark.parametrize(
-    ("page", "kind", "failure"),
-    [
-        (ENGINE_PAGE, "text/plain; version=0.0.4", None),
-        (json.dumps(ENGINE_PAGE.decode()).encode(), "application/json", "malformed"),
-        (ENGINE_PAGE + b"llamacpp:x -nan\n", "text/plain", None),
-        (ENGINE_PAGE, "application/json", None),
-        (None, "", "refused"),
-    ],
-    ids=["normal", "quoted", "nan", "json type", "501"],
-)
-async def test_whatever_the_engine_s_page_is_ours_is_whole(
-    tmp_path: Path, page: bytes | None, kind: str, failure: str | None
-) -> None:
-    """Always 200 and readable, our series always there; when its part is missing a counter has moved (F013)."""
-    async with scraped(tmp_path) as rig:
-        if page is not None:
-            rig.proxy.server.pages["/metrics"] = (200, kind, page)
-        rig.engine(EngineState.STARTING)
-        rig.engine(EngineState.READY)
-        async with asyncio.timeout(20):
-            while True:
-                text = await rig.page()
-                failed = f'polykv_engine_page_failures_total{{reason="{failure}"}} 0.0' not in text
-                if failed if failure else "llamacpp:" in text:
-                    break
-                await asyncio.sleep(0.005)
-        assert OURS in text
-        assert ("llamacpp:" in text) is (failure is None)
-        assert "-nan" not in text
-
-
-async def test_an_engine_that_hangs_on_its_page_delays_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Answers go without it, and in the end the attempt counts as failed."""
-    monkeypatch.setattr(engine_source, "PATIENCE_S", 0.05)
-    async with scraped(tmp_path) as rig:
-        rig.proxy.server.pages["/metrics"] = GIVEN
-        rig.proxy.server.metrics_door.clear()
-        rig.engine(EngineState.STARTING)
-        rig.engine(EngineState.READY)
-        async with asyncio.timeout(20):
-            while (found := await rig.samples())['polykv_engine_page_failures_total{reason="timeout"}'] == 0:
-                assert not any(name.startswith("llamacpp:") for name in found)
-        rig.proxy.server.metrics_door.set()
-
-
-async def test_a_page_that_wants_another_key_is_missing(tmp_path: Path) -> None:
-    """A 401 of the engine takes its part away and nothing else."""
-    async with scraped(tmp_path) as rig:
-        rig.proxy.server.pages["/metrics"] = GIVEN
-        rig.proxy.engine.api_key = "another"
-        found = await rig.until('polykv_engine_page_failures_total{reason="refused"}')
-        assert not any(name.startswith("llamacpp:") for name in found)
 
 
 async def test_each_state_of_the_engine_is_told_and_the_page_stays_sound(tmp_path: Path) -> None:
