@@ -302,7 +302,7 @@ def engines(report: Report, options: Options, core: int, seconds: float, n_block
             paced = [stack.enter_context(bound(options, model, core, key, weight, n_streams)) for weight in weights]
             free = [stack.enter_context(bound(options, model, core, "", weight, n_streams)) for weight in weights]
             stream = answers(free[:1], [32], n_streams)[0][0]
-            speed = (len(stream) - 1) / (stream[-1] - stream[0])
+            speed = (len(stream) - 1) / max(0.001, stream[-1] - stream[0])  # beside other work all can come in one read
             n = max(16, min(7000 // n_streams, int(speed * seconds)))
             step_ms = 1000 / speed
             runs: dict[str, list[list[Seen]]] = {side: [] for side in SIDES}
@@ -338,7 +338,7 @@ def alone(report: Report, options: Options, core: int) -> None:
                 begin = cpu_s(found[side].process.pid)
                 (stream,) = answers([found[side]], [n], 1)[0]
                 used[side].append(cpu_s(found[side].process.pid) - begin)
-                rates[side].append((n - 1) / (stream[-1] - stream[0]))
+                rates[side].append((n - 1) / max(0.001, stream[-1] - stream[0]))
             blocks.append(rates)
             busy.append(used)
     ratio, work = estimate(ratios(blocks, "alone", "off")), estimate(ratios(busy, "off", "alone"))

@@ -213,6 +213,7 @@ class Proxy:
 
     async def _drain(self, runtime: Runtime) -> None:
         self._relay.drain(self._settings.drain_grace_s)
+        runtime.admission.drain()
         runtime.end_streams()
         self._engine.drain()
         if self._relay.running:

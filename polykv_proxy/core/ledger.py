@@ -98,11 +98,10 @@ class Ledger:
         return again
 
     def rebuild_failed(self, pool_id: int, reason: str) -> None:
-        """It could not be made again: evicted if it was so or saved, else lost. One that never was made is failed, as before."""
+        """It could not be made again: evicted if it was so, else lost. One that never was made is failed, as before."""
         pool, before = self.tree.get(pool_id), self._begun_at.pop(pool_id, None)
         if pool is not None and pool.residency is Residency.MATERIALIZING:
-            given_up = before in {Residency.EVICTED, Residency.SAVED}
-            self.tree.put(pool.displaced(Residency.EVICTED if given_up else Residency.LOST, reason))
+            self.tree.put(pool.displaced(Residency.EVICTED if before is Residency.EVICTED else Residency.LOST, reason))
 
     def place(self, pool_id: int, at: Placement, tokens: Tokens | None = None) -> list[Command]:
         """A pool's KV now lies there; `tokens` where they are known only now (snapshots).

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 from polykv_proxy.core.admission.capacity import Capacity, capacity
@@ -50,6 +51,7 @@ class Admission:
         self.gate = Gate(limits, self._parent_of)
         self._waiting: dict[int, asyncio.Future[Verdict]] = {}
         self._timer: asyncio.TimerHandle | None = None
+        self._draining = False
         self._doubted_until = 0.0
         self._boot_id = ""
         self._unnamed = Unnamed()
@@ -121,6 +123,8 @@ class Admission:
     async def _held(self, ask: Ask) -> Verdict:
         future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
         self._waiting[ask.req] = future
+        if self._draining:
+            future.set_exception(_draining())
         self._set_timer()
         try:
             return await future
@@ -148,6 +152,13 @@ class Admission:
             else:
                 self.gate.closed(verdict.req, self._now())
         self._set_timer()
+
+    def drain(self) -> None:
+        """The proxy is being stopped: who waits has not begun, and is not waited for."""
+        self._draining = True
+        for future in self._waiting.values():
+            if not future.done():
+                future.set_exception(_draining())
 
     def doubt(self) -> None:
         """A connection to the engine broke: until it is known whether the engine is gone, nobody who waits is sent after it."""
@@ -242,7 +253,8 @@ class Admission:
 
     def lines(self) -> list[Mapping[str, object]]:
         """Those who wait, by line and turn."""
-        now = self._now()
+        now, positions = self._now(), Counter[int]()
+        positions_of = {waiting.ask.req: _next(positions, waiting.line) for waiting in self.gate.lines}
         return [
             {
                 "req": waiting.ask.req,
@@ -250,7 +262,7 @@ class Admission:
                 "pool_id": waiting.ask.pool_id,
                 "arm": waiting.finding.arm.value,
                 "reason": waiting.finding.reason.value,
-                "position": self.gate.lines.position(waiting.ask.req),
+                "position": positions_of[waiting.ask.req],
                 "waited_ms": round((now - waiting.since) * 1000),
                 "deadline_ms": round((waiting.deadline - now) * 1000),
             }
@@ -313,6 +325,16 @@ class Admission:
             found.reason,
         )
         self._hub.telemetry.news.publish(Topic.DECISION, verdict.outcome.value, **decision_facts(verdict, ask.session))
+
+
+def _next(positions: Counter[int], line: int) -> int:
+    positions[line] += 1
+    return positions[line]
+
+
+def _draining() -> ApiError:
+    message = "The proxy is shutting down; this request still waited to be admitted."
+    return ApiError("draining", message, retry_after_s=5)
 
 
 def decision_facts(verdict: Verdict, session: str | None) -> dict[str, object]:

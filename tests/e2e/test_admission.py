@@ -5,14 +5,17 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 import pytest
 
+from tests.engine.driver import HANG_GUARD_S
 from tests.engine.tree import tokens
 from tests.fakes.product import Product, leave, product
+from tests.fakes.proxy_process import Served
 from tests.models import tiny_model
 
 pytestmark = pytest.mark.engine
@@ -136,3 +139,24 @@ def test_nothing_to_decide_is_nothing_added(proxy: Product) -> None:
     through, direct = proxy.http.post("/completion", json=body), proxy.engine.http.post("/completion", json=body)
     assert through.json()["content"] == direct.json()["content"]
     assert "opencoti" not in through.json()
+
+
+def test_who_waits_when_the_proxy_is_stopped_is_told_at_once(engine_path: Path, tmp_path: Path) -> None:
+    """Those who run have their time; those who wait have not begun."""
+    with Served(engine_path, tiny_model("full"), tmp_path, args=["-c", "8192", "-np", "8", "-t", "1"]) as served:
+        with httpx.Client(base_url=served.url, trust_env=False, timeout=HANG_GUARD_S) as http:
+            http.post("/polykv/pools", json={"tokens": ROOT}).raise_for_status()
+            http.post("/polykv/pools/1/admission", json={**FLOOR, "on_saturation": "queue"}).raise_for_status()
+            body = {"prompt": [*ROOT, 7], "n_predict": 1500, "pool_id": 1, "ignore_eos": True}
+            with ThreadPoolExecutor(5) as threads:
+                first = threads.submit(http.post, "/completion", json={**body, "session_id": "a"})
+                while not http.get("/polykv/pools/1/capacity").json()["n_pool_sessions"]:
+                    pass
+                others = [threads.submit(http.post, "/completion", json={**body, "session_id": f"b{n}"}) for n in range(4)]
+                while http.get("/polykv/admission").json()["n_queued"] < 4:
+                    pass
+                served.process.terminate()
+                codes = [(reply.result().status_code, reply.result().json()["error"]["code"]) for reply in others]
+                assert codes == [(503, "draining")] * 4
+                assert first.result().status_code == 200
+        assert served.process.wait() == 0

@@ -443,11 +443,11 @@ class Exchange:
             task.cancel()
         self._buffer.clear()
         plan, self._plan = self._plan, None
-        if plan is not None:
-            plan.done()
         if self.running:
             self.running = False
             self.relay.leave(self)
+        if plan is not None:
+            plan.done()
 
 
 def _away(message: str) -> ApiError:
