@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.fakes.product import Product, product
@@ -50,9 +47,7 @@ def test_declared_pools_live_as_long_as_the_file_says(engine_path: Path, tmp_pat
         assert (first["task"]["parent"], first["sys"]["pin_owner"]) == (first["sys"]["pool_id"], "file")
         assert first["task"]["n_shared"] == first["task"]["branch_pos"] > 5
         assert hits(proxy, "task") == first["task"]["prefix_len"]
-        process = psutil.Process(proxy.get("/polykv/health")["pid"])
-        os.kill(process.pid, signal.SIGKILL)
-        proxy.until(lambda: not process.is_running())
+        proxy.kill_engine()
         proxy.until(lambda: all(pool["residency"] == "resident" for pool in pools(proxy).values()))
         again = pools(proxy)
         assert [(p["pool_id"], p["n_rebuilds"]) for p in again.values()] == [(p["pool_id"], 0) for p in first.values()]

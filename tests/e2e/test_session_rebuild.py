@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.fakes.product import product
@@ -36,10 +33,7 @@ def test_a_lost_session_is_computed_from_its_last_turn(engine_path: Path, tmp_pa
         assert reply.headers["x-cached-prefix-tokens"] == str(pool["prefix_len"])
         proxy.settled()
 
-        process = psutil.Process(proxy.get("/polykv/health")["pid"])
-        os.kill(process.pid, signal.SIGKILL)
-        proxy.until(lambda: not process.is_running())
-        proxy.until(lambda: proxy.get("/polykv/health")["pools"]["state"] == "on")
+        proxy.kill_engine()
         child = proxy.http.post("/polykv/pools/main/fork", json={"from_session": "main", "rebuild": True}).raise_for_status().json()
         assert (child["branch_pos"], child["n_shared"]) == (pool["prefix_len"], pool["prefix_len"])
         assert child["prefix_len"] > pool["prefix_len"]

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.engine.driver import Engine
@@ -82,18 +81,6 @@ def company(grove: Grove) -> Iterator[None]:
         grove.proxy.http.delete(f"/polykv/sessions/other-{i}")
 
 
-def crash(proxy: Product) -> None:
-    """The engine is killed; the supervisor starts another."""
-    before = proxy.get("/polykv/health")
-    psutil.Process(before["pid"]).kill()
-
-    def another() -> bool:
-        now = proxy.get("/polykv/health")
-        return now["state"] == "ready" and now["pools"].get("boot_id") not in {None, before["pools"]["boot_id"]}
-
-    proxy.until(another)
-
-
 @pytest.mark.parametrize("layout", ["full", "swa", "recurrent", "hybrid", "full split", "swa split"])
 def test_every_node_answers_as_an_unpatched_engine(engine_path: Path, twin_path: Path, tmp_path: Path, layout: str) -> None:
     """The whole tree: made, while others decode, after siblings went, evicted and rebuilt, and after a crash."""
@@ -120,7 +107,7 @@ def live(grove: Grove) -> None:
     grove.post(0, "flush")
     assert len(proxy.engine.state()["seqs"]) == 1
     grove.check()
-    crash(proxy)
+    proxy.kill_engine()
     grove.check()
     grove.check()
     proxy.settled()

@@ -68,6 +68,17 @@ class Product:
         while not holds():
             assert time.monotonic() < end
 
+    def kill_engine(self) -> None:
+        """The engine dies; back when the next one serves and its pools are on."""
+        before = self.get("/polykv/health")
+        psutil.Process(before["pid"]).kill()
+
+        def another() -> bool:
+            now = self.get("/polykv/health")
+            return now["state"] == "ready" and now["pools"].get("boot_id") not in {None, before["pools"]["boot_id"]}
+
+        self.until(another)
+
     def settled(self) -> None:
         """Until no slot works and no request is booked."""
         self.until(lambda: (now := self.get("/polykv/capacity"))["slots_busy"] == 0 and now["n_requests"] == 0)

@@ -48,11 +48,12 @@ def test_requests_of_a_stopped_engine_end_and_the_next_one_serves(engine_path: P
 def test_an_engine_at_work_is_left_alone(which: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """One slot, a long answer and others queued behind it for longer than the limit: all end by themselves."""
     args = ["-c", 4096, "-np", 1, "--no-context-shift"]
-    body = {"prompt": TOKENS, "n_predict": 2000, "ignore_eos": True}
-    with product(request.getfixturevalue(which), tiny_model("full"), tmp_path, "--no-progress-s", "1", args=args) as proxy:
+    body = {"prompt": TOKENS, "n_predict": 3000, "ignore_eos": True}
+    with product(request.getfixturevalue(which), tiny_model("full"), tmp_path, "--no-progress-s", "2", args=args) as proxy:
         with ThreadPoolExecutor(3) as threads:
             got = list(threads.map(lambda _: proxy.http.post("/completion", json=body), range(3)))
-        assert [reply.json()["tokens_predicted"] for reply in got] == [2000] * 3
+        assert [reply.status_code for reply in got] == [200] * 3, [reply.text[:300] for reply in got]
+        assert [reply.json()["tokens_predicted"] for reply in got] == [3000] * 3
         facts = proxy.get("/polykv/health")["no_progress"]
         assert (facts["evidence"], facts["n_ended"]) == ("state" if which == "engine_path" else "slots", 0)
         print(f"{which}: {sum(reply.json()['timings']['predicted_ms'] for reply in got) / 1000:.1f} s at work")
