@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from tests import models
 
@@ -43,3 +44,15 @@ def smollm2() -> Path:
 @pytest.fixture(scope="session")
 def gemma3() -> Path:
     return models.gemma3()
+
+
+class ByFile(LoadFileScheduling):  # type: ignore[misc]
+    """A file of tests stays with one worker, and all that drive a browser are one file: two browsers at once starve each other."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        browsers = "tests/browser"
+        return browsers if nodeid.startswith(browsers) else super()._split_scope(nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
+    return ByFile(config, log)
