@@ -76,7 +76,7 @@ class FakeEngine:
         self.ring: deque[tuple[int, str, dict]] = deque(maxlen=4096)
         self._event = itertools.count(1)
         self.slot_free = asyncio.Condition()
-        self.event_made = asyncio.Condition()
+        self.event_made = asyncio.Event()
         self.listeners_stop = False
 
     async def gate(self) -> None:
@@ -160,7 +160,7 @@ class FakeEngine:
 
     def record(self, kind: str, data: dict) -> None:
         self.ring.append((next(self._event), kind, data))
-        self._tell(self.event_made)
+        self._woken()
 
     def _tell(self, waiting: asyncio.Condition) -> None:
         """Wake who waits for this, also where a task that is being cancelled must not wait for anything."""
@@ -196,22 +196,24 @@ class FakeEngine:
                 yield f"{boot}-{number}", kind, data
             if every_s and self.boot_id == boot and (data := news(self._now(), self._held(), seen)) is not None:
                 yield "", "counters", data
-            async with self.event_made:
-                if self.boot_id == boot and not self.listeners_stop and not (self.ring and self.ring[-1][0] > last):
-                    with contextlib.suppress(TimeoutError):
-                        await asyncio.wait_for(self.event_made.wait(), every_s or None)
+            if self.boot_id == boot and not self.listeners_stop and not (self.ring and self.ring[-1][0] > last):
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self.event_made.wait(), every_s or None)
 
     async def rouse(self) -> None:
         """Make listeners look again."""
-        async with self.event_made:
-            self.event_made.notify_all()
+        self._woken()
+
+    def _woken(self) -> None:
+        """No lock: one that is cancelled while it takes a lock back leaves it with nobody."""
+        self.event_made.set()
+        self.event_made = asyncio.Event()
 
     async def sleep_and_wake(self) -> None:
         """Idle sleep: same process, new context."""
         made = self.event_made
         self.boot()
-        async with made:
-            made.notify_all()
+        made.set()
 
     # -- sequences --------------------------------------------------------------------------------------------------------
 
