@@ -43,8 +43,13 @@ class Stream:
     grew_at: float = 0.0
 
 
+def owner_of(session: int, task: int) -> int:
+    """Whose figures a task's are: its session's number, or `-1 - task` without one."""
+    return session if session > 0 else -1 - task
+
+
 class Throughput:
-    """The figures of one engine over all its boots. An owner is a session's number, or `-1 - task` for a task without one."""
+    """The figures of one engine over all its boots. Owners are those of `owner_of`."""
 
     def __init__(self) -> None:
         self.totals = SlotTotals()
@@ -173,7 +178,7 @@ class Throughput:
 
     def _open(self, task: int, slot: int, session: int, now: float) -> None:
         if task not in self._streams:
-            owner, before = session if session > 0 else -1 - task, self._last_owner.get(slot)
+            owner, before = owner_of(session, task), self._last_owner.get(slot)
             self._streams[task] = Stream(owner, slot, grew_at=now)
             self._speeds.setdefault(owner, Speed())
             self._last_owner[slot] = owner

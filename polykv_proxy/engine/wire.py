@@ -148,11 +148,15 @@ class SlotState(_Wire):
     us_decode: int = 0
     totals: SlotTotals = SlotTotals()
 
+    @property
+    def ours(self) -> bool:
+        """Does it generate nothing for anybody?"""
+        return self.fill or is_own(self.session)
+
     def reading(self) -> SlotReading:
         """As the core takes it."""
         task = -1 if self.state == "idle" else self.task
-        fill = self.fill or is_own(self.session)
-        return SlotReading(self.slot, task, self.req, self.session, fill, self.n_decoded, self.us_decode, self.totals.value())
+        return SlotReading(self.slot, task, self.req, self.session, self.ours, self.n_decoded, self.us_decode, self.totals.value())
 
 
 class Cells(_Wire):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
 from collections.abc import Callable, Mapping
 
 from polykv_proxy.core.admission.capacity import Capacity, capacity
@@ -253,8 +252,7 @@ class Admission:
 
     def lines(self) -> list[Mapping[str, object]]:
         """Those who wait, by line and turn."""
-        now, positions = self._now(), Counter[int]()
-        positions_of = {waiting.ask.req: _next(positions, waiting.line) for waiting in self.gate.lines}
+        now, positions = self._now(), self.gate.lines.positions()
         return [
             {
                 "req": waiting.ask.req,
@@ -262,7 +260,7 @@ class Admission:
                 "pool_id": waiting.ask.pool_id,
                 "arm": waiting.finding.arm.value,
                 "reason": waiting.finding.reason.value,
-                "position": positions_of[waiting.ask.req],
+                "position": positions[waiting.ask.req],
                 "waited_ms": round((now - waiting.since) * 1000),
                 "deadline_ms": round((waiting.deadline - now) * 1000),
             }
@@ -325,11 +323,6 @@ class Admission:
             found.reason,
         )
         self._hub.telemetry.news.publish(Topic.DECISION, verdict.outcome.value, **decision_facts(verdict, ask.session))
-
-
-def _next(positions: Counter[int], line: int) -> int:
-    positions[line] += 1
-    return positions[line]
 
 
 def _draining() -> ApiError:

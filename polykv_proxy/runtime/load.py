@@ -9,8 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from polykv_proxy.core.admission.load import Load, Run
-from polykv_proxy.core.sessions import is_own
-from polykv_proxy.core.throughput import mean
+from polykv_proxy.core.throughput import mean, owner_of
 from polykv_proxy.engine.wire import Hello, SlotState, State
 from polykv_proxy.runtime.hub import Hub
 
@@ -21,8 +20,9 @@ def load_of(hub: Hub, state: State | None) -> Load | None:
     if state is None or hello is None:
         return None
     running = hub.telemetry.throughput.owners()
-    busy = [slot for slot in state.slots if slot.state != "idle" and (_ours(slot) or _owner(slot) in running)]
-    working = [slot for slot in busy if not _ours(slot)]
+    busy = [slot for slot in state.slots if slot.state != "idle" and (slot.ours or _owner(slot) in running)]
+    taken = {slot.slot for slot in busy}
+    working = [slot for slot in busy if not slot.ours]
     speeds = _speeds(hub, working)
     known = [speed for speed in speeds.values() if speed is not None]
     return Load(
@@ -33,7 +33,7 @@ def load_of(hub: Hub, state: State | None) -> Load | None:
         slots_busy=len(busy),
         cells_total=state.cells.total,
         cells_free=max(0, state.cells.total - state.cells.used),
-        cells_idle=sum(slot.own_cells for slot in state.slots if slot not in busy),
+        cells_idle=sum(slot.own_cells for slot in state.slots if slot.slot not in taken),
         n_ctx_slot=hello.n_ctx_slot,
         seq_ids_used=len(state.seqs),
         seq_ids_max=hello.max_pools,
@@ -49,14 +49,8 @@ def _speeds(hub: Hub, slots: Iterable[SlotState]) -> dict[int, float | None]:
     return {owner: throughput.tps(owner, now) if throughput.generating(owner) else None for owner in owners}
 
 
-def _ours(slot: SlotState) -> bool:
-    """Does it generate nothing for anybody?"""
-    return slot.fill or is_own(slot.session)
-
-
 def _owner(slot: SlotState) -> int:
-    """As Throughput numbers them."""
-    return slot.session if slot.session > 0 else -1 - slot.task
+    return owner_of(slot.session, slot.task)
 
 
 def _runs(slots: Iterable[SlotState]) -> Mapping[int, Run]:

@@ -1,7 +1,7 @@
 """Requests that named a pool or a session: from the wish to the headers that go to the engine.
 
-Law: the book of a request is open before anything is awaited and closes by the engine's events; whatever goes wrong with a pool on
-the way, the request is served without it and told why.
+Law: once admitted, the book of a request is open before anything is awaited and closes by the engine's events; whatever goes
+wrong with a pool on the way, the request is served without it and told why.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from polykv_proxy.core.lifetime import WITH_KV
 from polykv_proxy.core.pools import Pool
 from polykv_proxy.core.pressure import compaction_pressure
 from polykv_proxy.core.sessions import Session
-from polykv_proxy.core.throughput import Speed, Throughput, mean
+from polykv_proxy.core.throughput import Speed, Throughput, mean, owner_of
 from polykv_proxy.engine.wire import Hello, SlotState, State
 from polykv_proxy.ports import Clock
 from polykv_proxy.runtime.accounts import Accounts
@@ -136,7 +136,7 @@ class View:
 
     def _ephemeral(self, slot: SlotState, speeds: _Speeds) -> SessionRow:
         book = self._ledger.books.get(slot.req)
-        owner = -1 - slot.task
+        owner = owner_of(0, slot.task)
         return _row(
             slot,
             slot.n_ctx,

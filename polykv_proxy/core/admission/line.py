@@ -83,6 +83,10 @@ class Lines:
         number = self._line_of.get(req)
         return None if number is None else list(self._lines[number]).index(req) + 1
 
+    def positions(self) -> dict[int, int]:
+        """Of all who wait, by request number."""
+        return {req: place for line in self._lines.values() for place, req in enumerate(line, 1)}
+
     def heads(self) -> list[Waiting]:
         """The first of each line, in the order of their turns."""
         return [next(iter(line.values())) for line in self._lines.values()]
