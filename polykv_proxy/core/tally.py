@@ -21,7 +21,7 @@ class Ending(StrEnum):
     COMPLETE = "complete"
     """The engine's reply was relayed whole."""
     ENGINE_ERROR = "engine_error"
-    """The same, and the reply was an error: a status of 400 or above."""
+    """The same, and the reply was an error: a status of 400 or above, or an event that is one."""
     REFUSED = "refused"
     """Answered by the proxy in place of the engine."""
     CLIENT_GONE = "client_gone"

@@ -364,7 +364,7 @@ class Exchange:
             head, body = held.whole()
             self._begin_reply(head)
             self._reply.body(body)
-        self._ends_by(Ending.ENGINE_ERROR if self._failed else Ending.COMPLETE)
+        self._ends_by(Ending.ENGINE_ERROR if self._failed or self._reply.failed else Ending.COMPLETE)
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
             if keep and not self.more_body:

@@ -42,6 +42,11 @@ class Reply:
         """Is it an event stream, which can end with an event of ours?"""
         return self._sse is not None
 
+    @property
+    def failed(self) -> bool:
+        """Was an event of the stream an error, whatever the status says?"""
+        return self._sse is not None and self._sse.failed
+
     def head(self, came: ReplyHead, extra: Sequence[Header], *, keep_alive: bool) -> bool:
         """Make the head anew. Whether the client's connection can be kept after it; BadHeadError when it must not be relayed."""
         framing, self._bodiless = came.framing, came.bodiless

@@ -16,14 +16,20 @@ _BOUNDARY = re.compile(rb"\r\n\r\n|\n\n|\r\r|\n\r\n|\r\n\n")
 _HOLD_LIMIT = 256 * 1024
 _FINISHED = (b"data: [DONE]", b"data:[DONE]", b"event: message_stop", b"event: response.completed")
 _TAIL = 64
+_ERROR = re.compile(rb'(?:^|[\r\n])(?:error: ?\{|event: ?(?:error|response\.failed)[\r\n]|data: ?\{"error")')
+"""How an event begins that is an error: as the protocols have it, and with a field of that name, as older engines wrote it."""
 
 
 class SseTail:
-    """Splits a stream of body bytes at the last event boundary. Holding costs memory, so beyond a limit bytes pass at once."""
+    """Splits a stream of body bytes at the last event boundary. Holding costs memory, so beyond a limit bytes pass at once.
 
-    __slots__ = ("_held", "_last", "_open")
+    `failed`: an event of the engine's was an error.
+    """
+
+    __slots__ = ("_held", "_last", "_open", "failed")
 
     def __init__(self) -> None:
+        self.failed = False
         self._held = b""
         self._last = b""
         self._open = False
@@ -66,6 +72,8 @@ class SseTail:
 
     def _note(self, data: bytes) -> None:
         self._open = False
+        if b"error" in data and _ERROR.search(data):
+            self.failed = True
         start = _last_boundary(data[:-1].rstrip(b"\r\n"))
         self._last = data[start : start + _TAIL]
 
