@@ -55,7 +55,6 @@ class FakeEngine:
         self.computed = 0
         self.n_seqs_made = self.n_seqs_restored = 0
         self.kv = Contents()
-        self._telling: set[asyncio.Future[None]] = set()
         self.counters_s = 0.02
         self.gpu_share: dict[str, object] = {"enabled": False, "why": "a toy computes on no GPU"}
         self.boot()
@@ -75,7 +74,7 @@ class FakeEngine:
         self._tasks = itertools.count(1)
         self.ring: deque[tuple[int, str, dict]] = deque(maxlen=4096)
         self._event = itertools.count(1)
-        self.slot_free = asyncio.Condition()
+        self._line: list[tuple[Ask, asyncio.Future[Slot]]] = []
         self.event_made = asyncio.Event()
         self.listeners_stop = False
 
@@ -161,17 +160,6 @@ class FakeEngine:
     def record(self, kind: str, data: dict) -> None:
         self.ring.append((next(self._event), kind, data))
         self._woken()
-
-    def _tell(self, waiting: asyncio.Condition) -> None:
-        """Wake who waits for this, also where a task that is being cancelled must not wait for anything."""
-
-        async def tell() -> None:
-            async with waiting:
-                waiting.notify_all()
-
-        task = asyncio.ensure_future(tell())
-        self._telling.add(task)
-        task.add_done_callback(self._telling.discard)
 
     async def listen(self, last_id: str | None, interval_s: float | None = None) -> AsyncIterator[tuple[str, str, dict]]:
         """The event stream as (id, event, data); counters have no id. `interval_s` 0: without counters."""
@@ -365,17 +353,32 @@ class FakeEngine:
         return Facts(slot.slot, len(ask.tokens), cached, shared, miss, self.kv.candidates(slot.cells, ask.n_probs))
 
     async def _free_slot(self, ask: Ask) -> Slot:
-        """A slot that was asked for by its number goes to who asked, before all others."""
-        async with self.slot_free:
+        """First come, first served; but a slot that was asked for by its number goes to who asked, before all others."""
+        turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
+        self._line.append((ask, turn))
+        if ask.id_slot is not None:
+            self._promised[ask.id_slot] += 1
+        try:
+            self._serve_line()
+            return await turn
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                turn.result().state = "idle"
+            raise
+        finally:
             if ask.id_slot is not None:
-                self._promised[ask.id_slot] += 1
-            try:
-                while (slot := self._choose(ask)) is None:
-                    await self.slot_free.wait()
-            finally:
-                if ask.id_slot is not None:
-                    self._promised[ask.id_slot] -= 1
-        return slot
+                self._promised[ask.id_slot] -= 1
+            self._line = [waiting for waiting in self._line if waiting[1] is not turn]
+            self._serve_line()
+
+    def _serve_line(self) -> None:
+        """Give what is idle to those who wait, in their order."""
+        for ask, turn in self._line:
+            if not any(slot.state == "idle" for slot in self.slots):
+                return
+            if not turn.done() and (slot := self._choose(ask)) is not None:
+                slot.state = "prefill"
+                turn.set_result(slot)
 
     async def run(self, ask: Ask) -> AsyncIterator[Facts | int | str]:
         """One task: its facts, then its tokens, then the reason of its end. Closing it cancels."""
@@ -413,6 +416,8 @@ class FakeEngine:
         finally:
             if slot is None or facts is None:
                 self.emit("dropped", ask, -1)
+                if slot is not None:
+                    slot.rest()
             else:
                 if not slot.cancel.is_set():
                     slot.used_at = self.publish()
@@ -420,4 +425,4 @@ class FakeEngine:
                 slot.rest()
                 self.emit("finished", ask, slot.slot, facts, **made)
                 self.emit("released", ask, slot.slot, facts, **made)
-            self._tell(self.slot_free)
+            self._serve_line()

@@ -44,6 +44,8 @@ def render(messages: list[dict], tools: list | None, kwargs: dict) -> str:
     """The chat template: tools first, then turns, then the generation prompt; a last assistant turn is continued."""
     if kwargs.get("date_first"):
         return f"{messages[-1]['content'].split()[0]} then " + render(messages, tools, {})
+    if not isinstance(messages, list):
+        raise TemplateError("Expected 'messages' to be an array")
     parts = [f"<|tools|>{tools}<|end|>"] if tools else []
     for number, message in enumerate(messages):
         if message.get("role") not in {"system", "user", "assistant", "tool"}:
