@@ -110,11 +110,11 @@ def product(engine: Path, model: Path, folder: Path, *options: str, args: Sequen
 
 
 @contextmanager
-def reached(served: Served, engine: Path, model: Path) -> Iterator[Product]:
-    """A client of a proxy that runs, and of the engine behind it."""
+def reached(served: Served, engine: Path, model: Path, key: str | None = None) -> Iterator[Product]:
+    """A client of a proxy that runs, and of the engine behind it; `key` where the proxy did not start that."""
     behind = Engine(engine, model)
     behind.socket = Path(served.socket)
-    key = psutil.Process(served.health["pid"]).environ()["LLAMA_ARG_POLYKV_KEY"]
+    key = key or psutil.Process(served.health["pid"]).environ()["LLAMA_ARG_POLYKV_KEY"]
     with (
         httpx.Client(base_url=served.url, trust_env=False, timeout=HANG_GUARD_S) as http,
         behind.client({"x-polykv-key": key}) as behind.http,
