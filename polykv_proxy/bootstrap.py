@@ -17,6 +17,7 @@ from typing import Any, TypeAlias
 import uvicorn
 import uvloop
 
+from polykv_proxy import open_files
 from polykv_proxy.api.additions import Additions
 from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext
@@ -69,7 +70,12 @@ class Proxy:
         self._engine: Engine = self._make_engine()
         self._view = StartupView(lambda: self._engine.status, self._engine.output.tail)
         self._pool = UpstreamPool()
-        limits = RelayLimits(scanned_body=self._settings.body_limit_bytes, keep_alive_s=self._settings.keep_alive_s)
+        limits = RelayLimits(
+            scanned_body=self._settings.body_limit_bytes,
+            keep_alive_s=self._settings.keep_alive_s,
+            stall_s=self._settings.client_stall_s,
+            connections=open_files.room_for(self._settings.max_connections),
+        )
         prefix = prepared.api_prefix.encode()
         extended = frozenset() if self._settings.off else frozenset({prefix + b"/metrics"})
         self._relay = Relay(self._pool, routes=Routes(api_prefix=prefix, own_exact=extended), limits=limits)
@@ -97,7 +103,7 @@ class Proxy:
             runtime.hub.spawn(self._watch.run())
         self._engine.observers += [self._door, functools.partial(_tell, runtime)]
         health = functools.partial(self._health, runtime)
-        context = ApiContext(runtime, prepared.keys, health, settings.body_limit_bytes, settings.default_pool)
+        context = ApiContext(runtime, prepared.keys, health, settings.body_limit_bytes, settings.default_pool, hosts=prepared.names)
         if self._metrics is not None:
             context = replace(context, metrics=self._metrics.page, api_prefix=prepared.api_prefix)
         server, serving = self._open(context)
@@ -207,7 +213,7 @@ class Proxy:
         wants_key = self._prepared.engine_key is not None
         engine = hello.model_dump() if hello is not None else {}
         warnings = [f"{found.text}; {found.remedy}" for found in option_findings(engine, self._prepared.argv)]
-        warnings += runtime.declared.failures()
+        warnings += self._prepared.notes + runtime.declared.failures()
         shown = EngineFacts(facts.model, facts.n_ctx_slot, facts.n_slots, pools, self._prepared.api_prefix, wants_key, warnings)
         self._view.ready(self._prepared.url, shown)
 

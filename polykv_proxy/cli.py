@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 
 from polykv_proxy.cli_remote import register
 from polykv_proxy.errors import SettingsError
+from polykv_proxy.exposure import command_line_notes
 from polykv_proxy.settings import Settings, default_text, flag, load_settings
 
 _ENGINE_ARGS = "polykv.engine_args"
@@ -67,7 +68,10 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
     host: Annotated[str | None, _option("host", panel=_PUBLIC)] = None,
     port: Annotated[int | None, _option("port", panel=_PUBLIC)] = None,
     api_key: Annotated[str | None, _option("api_key", panel=_PUBLIC)] = None,
+    api_key_file: Annotated[Path | None, _option("api_key_file", panel=_PUBLIC)] = None,
     admin_key: Annotated[str | None, _option("admin_key", panel=_PUBLIC)] = None,
+    admin_key_file: Annotated[Path | None, _option("admin_key_file", panel=_PUBLIC)] = None,
+    allowed_hosts: Annotated[str | None, _option("allowed_hosts", panel=_PUBLIC, metavar="NAME,…")] = None,
     default_pool: Annotated[str | None, _option("default_pool", panel=_POOLS)] = None,
     pools: Annotated[Path | None, _option("pools", panel=_POOLS)] = None,
     max_pools: Annotated[str | None, _option("max_pools", panel=_POOLS, metavar="auto|N")] = None,
@@ -85,6 +89,8 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
     max_queued: Annotated[int | None, _option("max_queued", panel=_TIMES)] = None,
     body_limit_bytes: Annotated[int | None, _option("body_limit_bytes", panel=_TIMES)] = None,
     keep_alive_s: Annotated[float | None, _option("keep_alive_s", panel=_TIMES)] = None,
+    client_stall_s: Annotated[float | None, _option("client_stall_s", panel=_TIMES)] = None,
+    max_connections: Annotated[int | None, _option("max_connections", panel=_TIMES)] = None,
     start_idle_s: Annotated[float | None, _option("start_idle_s", panel=_TIMES)] = None,
     no_progress_s: Annotated[float | None, _option("no_progress_s", panel=_TIMES)] = None,
     stop_grace_s: Annotated[float | None, _option("stop_grace_s", panel=_TIMES)] = None,
@@ -113,7 +119,9 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
         flags["engine_args"] = ctx.meta[_ENGINE_ARGS]
     from polykv_proxy.bootstrap import run  # noqa: PLC0415 - heavy; --help and sub-commands do without
 
-    raise typer.Exit(run(load_settings(flags, config)))
+    settings = load_settings(flags, config)
+    sys.stderr.write("".join(f"note: {line}\n" for line in command_line_notes(flags)))
+    raise typer.Exit(run(settings))
 
 
 def _check_nothing_before(ctx: typer.Context, command: str) -> None:

@@ -43,6 +43,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "pool_not_found": Kind(404, "not_found_error"),
         "session_not_found": Kind(404, "not_found_error"),
         "method_not_allowed": Kind(405, _BAD),
+        "request_timeout": Kind(408, _BAD),
         "conflict": Kind(409, "conflict_error"),
         "name_taken": Kind(409, "conflict_error"),
         "prefix_mismatch": Kind(409, "conflict_error"),
@@ -68,10 +69,11 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "engine_starting": Kind(503, _AWAY),
         "engine_unavailable": Kind(503, _AWAY),
         "draining": Kind(503, _AWAY),
+        "too_many_connections": Kind(503, _AWAY),
         "engine_no_progress": Kind(504, "timeout_error"),
     }
 )
-"""Every error code a client can get from us. Saturation is 429, never 503: 503 means that the engine is away."""
+"""Every error code a client can get from us. Saturation is 429, never 503: 503: the engine, or we, are away."""
 
 
 class PolykvError(Exception):

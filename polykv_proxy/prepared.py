@@ -13,13 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from polykv_proxy.api.context import Keys
+from polykv_proxy.api.local_names import LocalNames
 from polykv_proxy.cli_doctor import BUILD
 from polykv_proxy.core.admission.policy import Policy
 from polykv_proxy.engine import address as addresses
 from polykv_proxy.engine.binary import find_binary, inspect_binary
-from polykv_proxy.engine.command import EngineOptions, asks_for_split_cache, check_args, check_model, command, option_value
+from polykv_proxy.engine.command import EngineOptions, asks_for_split_cache, check_args, check_model, command, option_value, quoted
 from polykv_proxy.engine.gguf_header import auto_pools
 from polykv_proxy.errors import SettingsError
+from polykv_proxy.exposure import is_loopback, key_file_notes, listening_notes
+from polykv_proxy.key_file import read_key, read_keys
 from polykv_proxy.pools_file import PoolsFile, read_pools_file
 from polykv_proxy.ports import EngineAddress
 from polykv_proxy.runtime.orders import Declared
@@ -41,6 +44,18 @@ class Prepared:
     folder: addresses.RunFolder | None = None
     declared: Sequence[Declared] = ()
     policy: Policy | None = None
+
+    @property
+    def names(self) -> LocalNames | None:
+        """By which our routes may be called; None, by any: others reach us anyway, or a key is wanted that no strange page has."""
+        alone = is_loopback(self.listener.getsockname()[0]) and not self.keys.api
+        return LocalNames(frozenset(self.settings.allowed_hosts)) if alone else None
+
+    @property
+    def notes(self) -> list[str]:
+        """What whoever starts this should know about who can reach it."""
+        files = key_file_notes((self.settings.api_key_file, self.settings.admin_key_file))
+        return listening_notes(self.listener.getsockname()[0], has_keys=bool(self.keys.api)) + files
 
     @property
     def engine_key(self) -> str | None:
@@ -88,10 +103,10 @@ def prepare(settings: Settings, env: Mapping[str, str] | None = None) -> Prepare
     """Check everything that can be checked. Raises SettingsError."""
     env = os.environ if env is None else env
     file = read_pools_file(settings.pools) if settings.pools is not None else PoolsFile()
+    keys = _keys(settings, env)
     if settings.engine_url is not None:
         address, prefix = addresses.from_url(settings.engine_url)
         key = settings.engine_key.get_secret_value() if settings.engine_key is not None else ""
-        keys = _keys(settings, env)
         return Prepared(settings, _bind(settings), address, key, keys, prefix, [], {}, None, file.pools, file.admission)
     check_args(settings.engine_args)
     binary = inspect_binary(find_binary(settings.engine))
@@ -104,14 +119,13 @@ def prepare(settings: Settings, env: Mapping[str, str] | None = None) -> Prepare
     folder = addresses.RunFolder(env)
     address = addresses.private_address(folder, unix_socket=binary.unix_socket)
     key = "" if settings.off else secrets.token_hex(16)
-    keys = _keys(settings, env)
     options = EngineOptions(
         binary,
         address,
         key,
         max_pools,
         settings.model,
-        ",".join(keys.all) or None,
+        ",".join(quoted(key) for key in keys.all) or None,
         settings.engine_args,
         settings.gpu_share,
         settings.gpu_share_weight,
@@ -133,9 +147,20 @@ def _bind(settings: Settings) -> socket.socket:
 
 def _keys(settings: Settings, env: Mapping[str, str]) -> Keys:
     """Ours, or those that the engine finds in its own environment: whoever needs a key there needs it here."""
-    keys = settings.api_keys or tuple(key for key in env.get("LLAMA_API_KEY", "").split(",") if key)
-    admin = settings.admin_key
-    return Keys(frozenset(keys), admin.get_secret_value() if admin is not None else None)
+    keys = settings.api_keys
+    if settings.api_key_file is not None:
+        keys += read_keys(settings.api_key_file, "--api-key-file")
+    if not keys:
+        keys = tuple(key for key in env.get("LLAMA_API_KEY", "").split(",") if key)
+        if file := env.get("LLAMA_ARG_API_KEY_FILE"):
+            keys += read_keys(Path(file), "LLAMA_ARG_API_KEY_FILE")
+    return Keys(frozenset(keys), _admin_key(settings))
+
+
+def _admin_key(settings: Settings) -> str | None:
+    if settings.admin_key_file is not None:
+        return read_key(settings.admin_key_file, "--admin-key-file")
+    return settings.admin_key.get_secret_value() if settings.admin_key is not None else None
 
 
 def _path(text: str | None) -> Path | None:

@@ -30,7 +30,8 @@ from polykv_proxy.core.pools import NAME_RULE, is_pool_number, valid_name
 from polykv_proxy.errors import SettingsError
 
 ENV_PREFIX = "POLYKV_"
-_SECRETS = frozenset({"engine_key", "api_key", "admin_key"})
+SECRETS = frozenset({"engine_key", "api_key", "admin_key"})
+KEY_RULE = "a key is one or more printable ASCII characters without spaces and commas"
 _KEY = re.compile(r"[!-+\--~]+")
 
 
@@ -61,7 +62,16 @@ class Settings(BaseSettings):
     api_key: SecretStr | None = Field(
         None, description="Key that clients must send, several separated by commas. The engine checks it too."
     )
+    api_key_file: Path | None = Field(
+        None, description="File of API keys, one a line, # begins a comment. They count beside those of --api-key."
+    )
     admin_key: SecretStr | None = Field(None, description="Key for administrative verbs. Default: the API key suffices.")
+    admin_key_file: Path | None = Field(None, description="File with the admin key, in place of --admin-key.")
+    allowed_hosts: tuple[str, ...] = Field(
+        (),
+        description="Names by which /polykv/* may be called on loopback without a key, separated by commas, beside localhost and "
+        "names that only exist locally.",
+    )
     default_pool: str | None = Field(None, description="Pool (id or name) to which requests that name none are attached.")
     pools: Path | None = Field(
         None, description="File of pools that are made before the proxy is ready (YAML; docs/pools.md, Declared pools)."
@@ -105,6 +115,12 @@ class Settings(BaseSettings):
         64 * 1024 * 1024, ge=1024, description="Largest body in bytes of routes that are scanned for pools; no limit elsewhere."
     )
     keep_alive_s: float = Field(75.0, gt=0, description="Seconds for which an idle client connection is kept.")
+    client_stall_s: float = Field(
+        60.0, gt=0, description="Seconds that a client may take for the head of a request, and between two pieces of its body."
+    )
+    max_connections: int = Field(
+        4096, ge=1, description="Client connections at once; more are refused with 503. Bounded by the limit of open files too."
+    )
     start_idle_s: float = Field(
         60.0, gt=0, description="Seconds without any progress after which a starting engine is given up; loading has no limit."
     )
@@ -151,9 +167,9 @@ class Settings(BaseSettings):
     @classmethod
     def _keys(cls, value: SecretStr | None, info: ValidationInfo) -> SecretStr | None:
         text = value.get_secret_value() if value is not None else "-"
-        keys = _split_keys(text) if info.field_name == "api_key" else [text]
-        if not keys or not all(_KEY.fullmatch(key) for key in keys):
-            raise ValueError("a key is one or more printable ASCII characters without spaces and commas; leave it out to have none")
+        keys = _split(text) if info.field_name == "api_key" else [text]
+        if not keys or not all(is_key(key) for key in keys):
+            raise ValueError(f"{KEY_RULE}; leave it out to have none")
         return value
 
     @field_validator("default_pool")
@@ -168,8 +184,15 @@ class Settings(BaseSettings):
     def _args(cls, value: object) -> object:
         return tuple(shlex.split(value)) if isinstance(value, str) else value
 
+    @field_validator("allowed_hosts", mode="before")
+    @classmethod
+    def _hosts(cls, value: object) -> object:
+        return tuple(_split(value.lower())) if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _together(self) -> Settings:
+        if self.admin_key is not None and self.admin_key_file is not None:
+            raise ValueError("--admin-key-file takes the place of --admin-key: give one of them")
         if self.engine_url is not None:
             for name in ("engine", "model", "engine_log"):
                 if getattr(self, name) is not None:
@@ -194,11 +217,16 @@ class Settings(BaseSettings):
     @property
     def api_keys(self) -> tuple[str, ...]:
         """The keys, each one."""
-        return tuple(_split_keys(self.api_key.get_secret_value())) if self.api_key is not None else ()
+        return tuple(_split(self.api_key.get_secret_value())) if self.api_key is not None else ()
 
 
-def _split_keys(text: str) -> list[str]:
-    return [key.strip() for key in text.split(",") if key.strip()]
+def is_key(text: str) -> bool:
+    """Can this be a key? See KEY_RULE."""
+    return _KEY.fullmatch(text) is not None
+
+
+def _split(text: str) -> list[str]:
+    return [one.strip() for one in text.split(",") if one.strip()]
 
 
 def load_settings(flags: Mapping[str, Any], file: Path | None = None, env: Mapping[str, str] | None = None) -> Settings:
@@ -277,5 +305,5 @@ def _explain(error: dict[str, Any], flags: Mapping[str, Any], variables: Mapping
         where = variable(name)
     else:
         where = f"{file}: {name}"
-    secret = name in _SECRETS
+    secret = name in SECRETS
     return f"{where}{'' if secret else ' ' + str(error.get('input'))}: {message}"

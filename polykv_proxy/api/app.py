@@ -8,6 +8,7 @@ from __future__ import annotations
 from fastapi import Depends, FastAPI, Request
 
 from polykv_proxy.api.admission_routes import admission_routes
+from polykv_proxy.api.browsers import Browsers
 from polykv_proxy.api.capacity_routes import capacity_routes
 from polykv_proxy.api.context import ApiContext, require_key
 from polykv_proxy.api.error_handlers import install
@@ -29,6 +30,7 @@ def build_app(context: ApiContext) -> FastAPI:
     app = FastAPI(title="polykv-proxy", docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
     install(app)
     app.add_middleware(Methods, routes=app.router.routes)
+    app.add_middleware(Browsers, names=context.hosts)
     app.add_middleware(LineEnd)
 
     async def allowed(request: Request) -> None:

@@ -21,11 +21,18 @@ _OURS = {
     "--port": "the engine listens on a private socket; choose the public port with --port before the --",
     "--reuse-port": "the engine listens on a private socket",
     "--api-key": "every user of this machine can read it there; give it as --api-key or POLYKV_API_KEY before the --",
-    "--api-key-file": "give the key as POLYKV_API_KEY, or in the file named by --config",
+    "--api-key-file": "the proxy reads it too; give it as --api-key-file before the --",
     "--ssl-key-file": "the engine's socket is private; put TLS in front of the proxy",
     "--ssl-cert-file": "the engine's socket is private; put TLS in front of the proxy",
 }
-_DROPPED_ENV = ("LLAMA_ARG_HOST", "LLAMA_ARG_PORT", "LLAMA_ARG_SSL_KEY_FILE", "LLAMA_ARG_SSL_CERT_FILE", "LLAMA_ARG_REUSE_PORT")
+_DROPPED_ENV = (
+    "LLAMA_ARG_HOST",
+    "LLAMA_ARG_PORT",
+    "LLAMA_ARG_SSL_KEY_FILE",
+    "LLAMA_ARG_SSL_CERT_FILE",
+    "LLAMA_ARG_REUSE_PORT",
+    "LLAMA_ARG_API_KEY_FILE",  # its keys reach the engine with all others, as LLAMA_API_KEY
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +74,11 @@ def command(options: EngineOptions, base_env: Mapping[str, str]) -> tuple[list[s
     if options.api_key:
         env["LLAMA_API_KEY"] = options.api_key
     return argv, env
+
+
+def quoted(key: str) -> str:
+    """A key as the engine reads one of a list: only a quotation mark at its beginning means something there."""
+    return '"' + key.replace('"', '""') + '"' if key.startswith('"') else key
 
 
 def check_args(args: Sequence[str]) -> None:

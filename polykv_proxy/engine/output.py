@@ -5,6 +5,7 @@ Law: written by one reader thread, read from anywhere; it never blocks the engin
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from pathlib import Path
@@ -21,7 +22,7 @@ class OutputLog:
         self._lines: deque[str] = deque(maxlen=n_lines)
         self._partial = b""
         self._lock = threading.Lock()
-        self._file: BinaryIO | None = file.open("ab", buffering=0) if file is not None else None
+        self._file: BinaryIO | None = _opened(file) if file is not None else None
 
     def feed(self, data: bytes) -> None:
         """Bytes as the engine wrote them."""
@@ -44,6 +45,11 @@ class OutputLog:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _opened(file: Path) -> BinaryIO:
+    """To append to; made for its owner's eyes only: with --verbose an engine prints prompts."""
+    return os.fdopen(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "ab", buffering=0)
 
 
 def _text(line: bytes) -> str:

@@ -71,7 +71,13 @@ class EngineProcess:
         command = [sys.executable, "-I", "-S", str(_SHIM), str(os.getpid()), *argv]
         try:
             child = subprocess.Popen(  # noqa: S603 - the user's own engine
-                command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=dict(env), process_group=0
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                env=dict(env),
+                process_group=0,
+                umask=0o077,  # its socket, and every file that it writes, hold what people asked it
             )
         except OSError as error:
             self._tell(started.set_exception, error)

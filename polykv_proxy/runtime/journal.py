@@ -192,6 +192,7 @@ class Journal:
     def _load(self, now: float) -> Recovered:
         if self._path is not None:
             self._path.touch(mode=0o600)
+            self._path.chmod(0o600)  # one of an older version, or that was copied
             self._opened = _identity(self._path)
         self._db = sqlite3.connect(self._path or ":memory:", isolation_level=None, check_same_thread=False)
         if self._path is not None:

@@ -1,7 +1,7 @@
 """The folder that holds a proxy's journal and copies of KV, and the lock that keeps it to one proxy.
 
-Law: a folder that holds nothing else is 0700, any other keeps its mode; files are 0600; the lock lives as long as the process,
-however it ends.
+Law: a folder that holds nothing else is 0700, and so is every folder made above it, whatever the umask; any other keeps its mode.
+Files are 0600. The lock lives as long as the process, however it ends.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class StateFolder:
         self.path = path
         self._lock: int | None = None
         try:
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            _make(path)
             if all(file.name in {"lock", _COPIES} or file.name.startswith(_JOURNAL) for file in path.iterdir()):
                 path.chmod(0o700)
             self._lock = os.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -60,3 +60,10 @@ class StateFolder:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
+
+
+def _make(path: Path) -> None:
+    """The folder and those above it, each private: where others may write a parent they can put a folder of theirs in its place."""
+    for folder in (*reversed(path.parents), path):
+        if not folder.exists():
+            folder.mkdir(mode=0o700, exist_ok=True)

@@ -337,7 +337,8 @@ class _KeyMiddleware:
         engine = self._server.engine
         headers = dict(scope["headers"])
         self._server.calls.append((scope["method"], scope["path"]))
-        if engine.api_key and headers.get(b"authorization") != f"Bearer {engine.api_key}".encode() and scope["path"] != "/health":
+        taken = [f"Bearer {key}".encode() for key in engine.api_key.split(",")] if engine.api_key else []
+        if taken and headers.get(b"authorization") not in taken and scope["path"] != "/health":
             fault = EngineFaultError(401, "authentication_error", "Invalid API Key")
             await _answer(fault)(scope, receive, send)
         elif scope["path"].startswith("/_polykv/") and not (

@@ -7,7 +7,7 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -19,8 +19,18 @@ ARGS = ("-c", "2048", "-t", "1", "--seed", "1", "--temp", "0", "--jinja")
 class Served:
     """A proxy that runs as its own process."""
 
-    def __init__(self, engine: Path, model: Path, folder: Path, *options: str, args: Sequence[str] = ARGS, key: str = "") -> None:
-        self._start(["--engine", str(engine), "-m", str(model), *options], folder, args, key)
+    def __init__(
+        self,
+        engine: Path,
+        model: Path,
+        folder: Path,
+        *options: str,
+        args: Sequence[str] = ARGS,
+        key: str = "",
+        variables: Mapping[str, str] | None = None,
+        umask: int = -1,
+    ) -> None:
+        self._start(["--engine", str(engine), "-m", str(model), *options], folder, args, key, variables, umask)
         command_line = self.health["command"]
         self.socket = command_line[command_line.index("--host") + 1]
 
@@ -32,10 +42,19 @@ class Served:
         served.socket = str(socket)
         return served
 
-    def _start(self, options: Sequence[str], folder: Path, args: Sequence[str], key: str) -> None:
+    def _start(
+        self,
+        options: Sequence[str],
+        folder: Path,
+        args: Sequence[str],
+        key: str,
+        variables: Mapping[str, str] | None = None,
+        umask: int = -1,
+    ) -> None:
         command = [sys.executable, "-m", "polykv_proxy.cli", "--port", "0", "--state-dir", str(folder / "state"), *options]
         command += ["--", *args] if args else []
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "TERM": "dumb"})
+        env = {**os.environ, "TERM": "dumb", **(variables or {})}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env, umask=umask)
         assert self.process.stderr is not None
         self.said = ""
         for line in self.process.stderr:
@@ -43,7 +62,9 @@ class Served:
             if line.startswith("  try "):
                 break
         found = re.search(r"ready at (http://\S+)", self.said)
-        assert found, self.said
+        if not found:
+            self.__exit__()
+            raise AssertionError(self.said)
         self.url = found[1]
         self.health = httpx.get(self.url + "/polykv/health", trust_env=False, headers={"x-api-key": key}).json()
 

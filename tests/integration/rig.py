@@ -23,6 +23,7 @@ from polykv_proxy.api.additions import Additions
 from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext, Keys
 from polykv_proxy.api.gate import PoolGate
+from polykv_proxy.api.local_names import LocalNames
 from polykv_proxy.api.relay import Relay, RelayProtocol, UpstreamPool
 from polykv_proxy.core.admission.gate import Limits
 from polykv_proxy.core.admission.policy import Policy
@@ -152,6 +153,7 @@ async def rig(
     kv_disk_bytes: int = 0,
     admission: Limits | None = None,
     policy: Policy | None = None,
+    hosts: LocalNames | None = None,
 ) -> AsyncIterator[Rig]:
     """A running rig. With `server` given, its engine is used and left running. `health`: what the supervisor says."""
     if server is None:
@@ -171,6 +173,7 @@ async def rig(
                 kv_disk_bytes=kv_disk_bytes,
                 admission=admission,
                 policy=policy,
+                hosts=hosts,
             ) as whole,
         ):
             yield whole
@@ -187,7 +190,7 @@ async def rig(
         policy=policy,
     )
     runtime = await Runtime.start(client, options, clock)
-    app = build_app(ApiContext(runtime, keys or Keys(), lambda: health or {}, default_pool=default_pool))
+    app = build_app(ApiContext(runtime, keys or Keys(), lambda: health or {}, default_pool=default_pool, hosts=hosts))
     add_page(app)
     api = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://proxy", timeout=30)
     try:

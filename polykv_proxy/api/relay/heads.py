@@ -17,6 +17,7 @@ _REQUEST_DROP = _HOP | {b"content-length", b"expect"}
 _REPLY_DROP_ALL = _HOP | {b"content-length"}
 _OURS = b"x-polykv-"
 _PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"upgrade", b"te", b""})
+_VERSIONS = ("1.1", "1.0")
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
@@ -35,8 +36,10 @@ class Framing:
     chunked: bool = False
 
 
-def framing_of(headers: Iterable[Header], *, http10: bool = False) -> Framing:
+def framing_of(headers: Iterable[Header], version: str = "1.1") -> Framing:
     """Framing named by the fields of a head that the parser has accepted."""
+    if version not in _VERSIONS:
+        raise BadHeadError("its version is neither 1.1 nor 1.0")
     length: int | None = None
     chunked = False
     for name, value in headers:
@@ -47,7 +50,7 @@ def framing_of(headers: Iterable[Header], *, http10: bool = False) -> Framing:
             if value.strip().lower() != b"chunked":
                 raise BadHeadError("only the transfer encoding 'chunked' is understood")
             chunked = True
-    if chunked and http10:
+    if chunked and version == "1.0":
         raise BadHeadError("HTTP/1.0 has no chunked bodies")
     if chunked and length is not None:
         raise BadHeadError("Content-Length and Transfer-Encoding must not be sent together")

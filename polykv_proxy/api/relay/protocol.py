@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from polykv_proxy.api.relay import heads
 from polykv_proxy.api.relay.exchange import Exchange
 from polykv_proxy.api.relay.heads import BadHeadError, Framing, framing_of, plain_head, wants_upgrade
+from polykv_proxy.api.relay.patience import Patience
 from polykv_proxy.api.relay.targets import Where
 from polykv_proxy.errors import ApiError
 from polykv_proxy.ports import Refusal
@@ -53,6 +54,8 @@ class RelayProtocol(HttpToolsProtocol):
         self._moved = False
         self._still_bytes = 0
         self._head_bytes = 0
+        self._unfinished = False
+        self._patience: Patience | None = None
 
     # bytes in
 
@@ -72,6 +75,8 @@ class RelayProtocol(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             self._reject(_invalid(error))
         self._bound_head(len(data))
+        if self._unfinished:
+            self._wait_for_more()
         if len(self.pipeline) >= self.relay.limits.pipelined:
             self.hold_reading()
 
@@ -81,10 +86,21 @@ class RelayProtocol(HttpToolsProtocol):
         if max(self._still_bytes, self._head_bytes if self._in_head else 0) > self.relay.limits.head:
             self._reject(_head_too_large(self.relay.limits.head))
 
+    def _wait_for_more(self) -> None:
+        if self._patience is None:
+            self._patience = Patience(self.relay.limits.stall_s, lambda: self.flow.read_paused, self._too_slow)
+        self._patience.wait(in_head=self._in_head)
+
+    def _too_slow(self) -> None:
+        seconds = self.relay.limits.stall_s
+        self._reject(ApiError("request_timeout", f"The rest of the request did not come within {seconds:g} s."))
+
     def hold_reading(self) -> None:
         """Read no more for now. A client whose bytes are not read cannot be heard to leave, so it is looked at now and then."""
         if self.transport.is_closing() or self.flow.read_paused:
             return
+        if self._patience is not None:
+            self._patience.excuse()
         self.flow.pause_reading()
         self.loop.call_later(_WATCH_S, self._watch)
 
@@ -120,6 +136,7 @@ class RelayProtocol(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self._moved = True
+        self._unfinished = True
         self._raw = []
         self._target = b""
         self._in_head = True
@@ -144,14 +161,16 @@ class RelayProtocol(HttpToolsProtocol):
             if refusal is None:
                 self._declined = True
             else:
-                self._enqueue(self._exchange(method, Framing(), refuse=refusal))
+                exchange = self._exchange(method, Framing(), refuse=refusal)
+                exchange.keep_alive = exchange.keep_alive and method != b"CONNECT"  # what follows was meant for somebody else
+                self._enqueue(exchange)
             return
         where = self.relay.routes.where(method, self._target)
         if self._head_bytes > self.relay.limits.head:
             self._reject(_head_too_large(self.relay.limits.head))
             return
         try:
-            framing = framing_of(self._raw, http10=self.parser.get_http_version() == "1.0")
+            framing = framing_of(self._raw, self.parser.get_http_version())
         except BadHeadError as error:
             exchange = self._exchange(method, Framing(), refuse=_invalid(error))
             exchange.keep_alive = False
@@ -173,6 +192,9 @@ class RelayProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._moved = True
+        self._unfinished = False
+        if self._patience is not None:
+            self._patience.over()
         if self._declined:
             return
         if isinstance(self.cycle, Exchange):
@@ -288,7 +310,18 @@ class RelayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        if len(self.connections) > self.relay.limits.connections:
+            self._turn_away()
+            return
         self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+
+    def _turn_away(self) -> None:
+        """One connection too many: told so at once, whatever it would have sent."""
+        error = ApiError(
+            "too_many_connections", "There are as many connections as this proxy takes (--max-connections).", retry_after_s=1
+        )
+        self.transport.write(heads.answer(error.status, error.headers(), error.body(), head_only=False, close=True))
+        self.close(linger=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self._own is not None and not self._own.response_complete:  # perhaps not the last of a row, which is all uvicorn tells
@@ -296,6 +329,8 @@ class RelayProtocol(HttpToolsProtocol):
             self._own.message_event.set()
         super().connection_lost(exc)
         self._dead = True
+        if self._patience is not None:
+            self._patience.over()
         self._client_gone()
 
     def eof_received(self) -> None:

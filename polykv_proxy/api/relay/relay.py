@@ -34,6 +34,10 @@ class RelayLimits:
     """Requests read ahead on one connection."""
     keep_alive_s: float = 75.0
     """How long an idle client connection is kept."""
+    stall_s: float = 60.0
+    """How long a client may take for a whole head, and for each further piece of a body while it is read."""
+    connections: int = 4096
+    """Client connections at once."""
 
 
 class Relay:
