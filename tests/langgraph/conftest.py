@@ -8,8 +8,8 @@ import pytest
 
 from tests.fakes.scripted_server import Scripted, scripted
 
-SKIPS = pytest.StashKey[set[str]]()
-"""Names of tests of this folder that were skipped."""
+SKIPS = pytest.StashKey[set[tuple[type | None, str]]]()
+"""Tests of this folder that were skipped: class and name."""
 
 
 @pytest.hookimpl(wrapper=True)
@@ -17,8 +17,13 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     """Note what is skipped, so that a test can say that nothing is without a reason."""
     report = yield
     if report.skipped and not hasattr(report, "wasxfail") and isinstance(item, pytest.Function):
-        item.config.stash.setdefault(SKIPS, set()).add(item.originalname)
+        item.config.stash.setdefault(SKIPS, set()).add((item.cls, item.originalname))
     return report
+
+
+def skipped(config: pytest.Config, *classes: type) -> set[str]:
+    """Names of tests of these classes that were skipped."""
+    return {name for cls, name in config.stash.get(SKIPS, set()) if cls in classes}
 
 
 @pytest.fixture(autouse=True)

@@ -14,7 +14,7 @@ from langchain_tests.unit_tests import ChatModelUnitTests
 
 from opencoti_langgraph import OpencotiChatModel
 from tests.fakes.scripted_server import Scripted
-from tests.langgraph.conftest import SKIPS
+from tests.langgraph.conftest import skipped
 
 SKIPPED = {
     "test_serdes": "a model with connections is not written down",
@@ -93,5 +93,5 @@ def test_every_standard_test_runs_or_is_listed(request: pytest.FixtureRequest) -
         collected = {item.originalname for item in request.session.items if getattr(item, "cls", None) is ours}
         if not request.config.option.keyword and len(collected) > 1:  # unless only a part is being run
             assert collected == {name for name in dir(theirs) if name.startswith("test_")}
-    assert request.config.stash.get(SKIPS, set()) <= set(SKIPPED)
+    assert skipped(request.config, TestUnit, TestIntegration) <= set(SKIPPED)
     assert all(SKIPPED.values())

@@ -8,9 +8,10 @@ from __future__ import annotations
 import fcntl
 import os
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
-from tests.models import tiny
+from tests.models import puppet, tiny
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -34,15 +35,25 @@ def gemma3() -> Path:
 def tiny_model(kind: str) -> Path:
     """A tiny model with random weights; the kinds are the keys of `tiny.KINDS`."""
     donor = smollm2()
-    target = cache_dir() / tiny.file_name(kind, donor.name)
+    return _kept(f"tiny-{kind}", tiny.file_name(kind, donor.name), lambda target: tiny.build(kind, target, donor))
+
+
+def puppet_model() -> Path:
+    """A model that says what its chat template chose, tool calls above all."""
+    donor = smollm2()
+    return _kept("puppet", puppet.file_name(donor.name), lambda target: puppet.build(target, donor))
+
+
+def _kept(stem: str, name: str, build: Callable[[Path], Path]) -> Path:
+    target = cache_dir() / name
     if target.exists():
         return target
     with (cache_dir() / ".lock-tiny").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not target.exists():
-            for old in cache_dir().glob(f"tiny-{kind}-{'?' * 12}.gguf"):  # of an earlier generator
+            for old in cache_dir().glob(f"{stem}-{'?' * 12}.gguf"):  # of an earlier generator
                 old.unlink()
-            tiny.build(kind, target, donor)
+            build(target)
     return target
 
 
