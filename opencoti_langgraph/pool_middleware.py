@@ -165,12 +165,18 @@ def identity(messages: list[AnyMessage]) -> tuple[str, str, bool]:
     """An agent's session, its kind, and whether it is a child: by thread and place in the graph, never by its name alone.
 
     The last part of the place is the step and changes; those before are stable while the agent lives. Without a thread the
-    conversation's first message tells agents apart.
+    conversation's first message tells agents apart; so it does for an agent that is a node of its own name, as in swarms, which is
+    started anew with each turn, goes on with the same list, and is no child.
     """
     config = get_config()
     configurable, metadata = config.get("configurable", {}), config.get("metadata", {})
     above = str(configurable.get("checkpoint_ns") or "").split("|")[:-1]
-    name = "".join(c for c in str(metadata.get("lc_agent_name") or "agent") if c.isascii() and (c.isalnum() or c in "-_"))[:40]
-    thread = configurable.get("thread_id") or (messages[0].id if messages else None)
-    kind = "/".join([*(part.split(":")[0] for part in above), name])
+    places = [part.split(":")[0] for part in above]
+    named = str(metadata.get("lc_agent_name") or "agent")
+    name = "".join(c for c in named if c.isascii() and (c.isalnum() or c in "-_"))[:40]
+    first = messages[0].id if messages else None
+    thread = configurable.get("thread_id") or first
+    kind = "/".join([*places, name])
+    if places[-1:] == [named]:
+        return f"{name}-{print_of([thread, above[:-1], named, first])}", kind, len(above) > 1
     return f"{name}-{print_of([thread, above])}", kind, bool(above)

@@ -230,19 +230,6 @@ async def test_children_of_children_of_children(world: Fleet, way: str) -> None:
     assert await world.sessions() == [world.asked[0]["session_id"]]
 
 
-async def test_agents_that_hand_over_have_a_base_each(world: Fleet) -> None:
-    """A swarm's way: one list of messages, agents by turns; each has the base of its own prompt."""
-    messages: list[Any] = [HumanMessage("hi")]
-    for name in ("alice", "bob", "alice", "bob"):
-        agent = create_agent(
-            world.model, [], system_prompt=f"{SYSTEM} You are {name}.", middleware=[PoolMiddleware(world.client)], name=name
-        )
-        messages = (await run(agent, messages, thread("t")))["messages"]
-    used = [body["pool_id"] for body in world.asked]
-    assert used[:2] == used[2:]
-    assert len(set(used)) == 2
-
-
 async def test_what_is_left_after_an_error_goes_by_its_lease(world: Fleet, way: str) -> None:
     """`after_agent` does not run when a model fails; then leases clean up, and nothing is pinned."""
     agent = create_agent(world.model, [dive], system_prompt=SYSTEM, middleware=[PoolMiddleware(world.client)])
