@@ -160,7 +160,12 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:  # AttributeError: what `from … import` and `hasattr` expect
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    try:
+        return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").split(".")[0] != "langchain":
+            raise
+        raise ModuleNotFoundError(f"{name} needs langchain; pip install 'opencoti-langgraph[agents]'", name=error.name) from error
 
 
 def __dir__() -> list[str]:

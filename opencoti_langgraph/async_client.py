@@ -8,18 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import httpx
 from httpx_sse import aconnect_sse
 
 from opencoti_langgraph import calls
 from opencoti_langgraph.calls import Call
-from opencoti_langgraph.compacting import Refork, refork_calls
-from opencoti_langgraph.errors import PoolConflictError, PoolNotFoundError, PoolUnavailableError, ProxyUnreachableError
+from opencoti_langgraph.compacting import Refork, refork
+from opencoti_langgraph.errors import OpencotiError, PoolUnavailableError, ProxyUnreachableError
 from opencoti_langgraph.loops import PerLoop
 from opencoti_langgraph.results import Event, Pool, PoolRef, Progress, Tps
 from opencoti_langgraph.wire import (
@@ -143,15 +142,20 @@ class AsyncPoolClient:
 
     async def compact_by_refork(self, old: PoolRef, *, release: bool = True, **new: Any) -> Refork:
         """As `PoolClient.compact_by_refork`."""
-        plan = refork_calls(old, await self.pool(old, depth=0), new)
-        pool = await self.send(plan.make)
-        released: list[int] = []
-        with suppress(PoolNotFoundError):
-            await self.send(plan.lease)
-            if release:
-                with suppress(PoolConflictError):
-                    released = (await self.send(plan.release)).released_pools or [plan.old_id]
-        return Refork(pool, plan.old_id, tuple(released))
+        return await self._steps(refork(old, new, release=release))
+
+    async def _steps(self, steps: Generator[Call[Any], Any, T]) -> T:
+        call = next(steps)
+        try:
+            while True:
+                try:
+                    answer = await self.send(call)
+                except OpencotiError as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(answer)
+        except StopIteration as end:
+            return cast("T", end.value)
 
     def watch_create(self, **body: Any) -> AsyncIterator[Progress | Pool]:
         """Make a pool as `create_pool` does, telling how far it is; the last item is the pool."""

@@ -9,18 +9,17 @@ from __future__ import annotations
 import functools
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Concatenate, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar, cast
 
 import httpx
 from httpx_sse import connect_sse
 
 from opencoti_langgraph import calls
 from opencoti_langgraph.calls import Call
-from opencoti_langgraph.compacting import Refork, refork_calls
-from opencoti_langgraph.errors import PoolConflictError, PoolNotFoundError, PoolUnavailableError, ProxyUnreachableError
+from opencoti_langgraph.compacting import Refork, refork
+from opencoti_langgraph.errors import OpencotiError, PoolUnavailableError, ProxyUnreachableError
 from opencoti_langgraph.results import Event, Pool, PoolRef, Progress, Tps
 from opencoti_langgraph.wire import (
     DEFAULT_URL,
@@ -145,17 +144,23 @@ class PoolClient:
         """Fork the pool above `old` (or `ancestor=`) with a rewritten prefix, then let `old` and all below it go.
 
         `new` is what `fork_pool` takes: `messages`, `prompt` or `compacted_tokens`, the full prefix, never a suffix. What is still
-        in use, or not released here (`release=False`), goes by itself: its time to live is set to `grace_s` (60).
+        in use, or not released here (`release=False`), goes by itself: its time to live is set to `grace_s` (60). With a `name` and
+        `ancestor=` it may be called again after a crash, as nodes are: also when `old` is gone by then.
         """
-        plan = refork_calls(old, self.pool(old, depth=0), new)
-        pool = self.send(plan.make)
-        released: list[int] = []
-        with suppress(PoolNotFoundError):
-            self.send(plan.lease)
-            if release:
-                with suppress(PoolConflictError):
-                    released = self.send(plan.release).released_pools or [plan.old_id]
-        return Refork(pool, plan.old_id, tuple(released))
+        return self._steps(refork(old, new, release=release))
+
+    def _steps(self, steps: Generator[Call[Any], Any, T]) -> T:
+        call = next(steps)
+        try:
+            while True:
+                try:
+                    answer = self.send(call)
+                except OpencotiError as error:
+                    call = steps.throw(error)
+                else:
+                    call = steps.send(answer)
+        except StopIteration as end:
+            return cast("T", end.value)
 
     def watch_create(self, **body: Any) -> Iterator[Progress | Pool]:
         """Make a pool as `create_pool` does, telling how far it is; the last item is the pool."""

@@ -1,8 +1,9 @@
 """Compaction: when room runs short an agent's history becomes a summary, and its pool a new branch.
 
-Law: summarise with the old pool, fork the stable ancestor, swap pool and history in one update, release the old branch one step
-later. A crash in between leaves a pool to its lease, never a checkpoint whose pool was taken away. Summaries are made by
-LangChain's own SummarizationMiddleware, which keeps calls and their results together.
+Law: summarise with the old pool, swap pool and history in one update, release the old branch one step later. The new pool is a
+branch of the stable ancestor: a node knows the whole prompt and forks before the swap; middleware swaps to the ancestor, and the
+request that follows makes the branch. A crash in between leaves a pool to its lease, never a checkpoint whose pool was taken away.
+Summaries are made by LangChain's own SummarizationMiddleware, which keeps calls and their results together.
 """
 
 from __future__ import annotations

@@ -16,8 +16,8 @@ from langgraph.runtime import Runtime
 from opencoti_langgraph.chat_models import OpencotiChatModel
 from opencoti_langgraph.compaction import KEEP, Summariser, Trigger, left_behind, pressure_of, swapped
 from opencoti_langgraph.keeper import Held
-from opencoti_langgraph.pool_middleware import PoolAgentState, PoolMiddleware, identity
-from opencoti_langgraph.prefix import N_HEAD, Prompt
+from opencoti_langgraph.pool_middleware import PoolAgentState, PoolMiddleware
+from opencoti_langgraph.prefix import N_HEAD
 
 
 class CompactionAgentState(PoolAgentState):
@@ -65,7 +65,7 @@ class CompactionMiddleware(AgentMiddleware[Any, Any, Any]):
             return None
         held = Held.of(state)
         short = await self._summariser.ashort(state["messages"], held.pool_id if held else None)
-        return None if short is None else await asyncio.to_thread(self._swap, state, held, short)
+        return None if short is None else self._swap(state, held, short)
 
     def after_model(self, state: CompactionAgentState, runtime: Runtime[Any]) -> dict[str, Any] | None:  # the hook's form
         """Release what was swapped before this step's call: the state that names the new pool is safe by now."""
@@ -78,17 +78,7 @@ class CompactionMiddleware(AgentMiddleware[Any, Any, Any]):
         return await asyncio.to_thread(self.after_model, state, runtime)
 
     def _swap(self, state: CompactionAgentState, held: Held | None, short: list[AnyMessage]) -> dict[str, Any]:
-        session, kind, _ = identity(short)  # as it will be from now on
+        """To the root, as nobody's: PoolMiddleware, which alone sees the whole prompt, branches there for the next request."""
         old = [*(state.get("pool_retired") or []), *left_behind(held)]
-        known = self._keeper.head_of(held)
-        if known is not None:
-            turns = Prompt.of(self._model.prompt_body(short)).turns
-            return swapped(
-                short, self._keeper.refork(Prompt(known.system, known.tools, known.kwargs, turns), held, session, kind), old
-            )
-        root = (
-            Held(None)
-            if held is None or not held.path
-            else Held(held.path[0], (held.prints or [])[:N_HEAD], held.path[:1], session)
-        )
-        return swapped(short, root, old)  # placed by another process: PoolMiddleware goes on from the root
+        root = Held(None) if held is None or not held.path else Held(held.path[0], (held.prints or [])[:N_HEAD], held.path[:1])
+        return swapped(short, root, old)

@@ -34,7 +34,7 @@ class Held:
     """A pool, what it begins with, and whose it is. As a dict it is what state keeps.
 
     `prints` of None: a pool that somebody gave by id; only the engine knows what it holds. `path`: ids from the root to the pool.
-    `candidate`: another head that was seen once.
+    `candidate`: another head that was seen once. `owner` of None: the next one whose request goes on from it gets a fork.
     """
 
     pool_id: PoolRef | None
@@ -82,15 +82,14 @@ class PoolKeeper:
         self._lock = threading.Lock()
         self._bases: OrderedDict[str, Pool] = OrderedDict()
         self._heads: dict[str, OrderedDict[str, int]] = {}
-        self._prompts: OrderedDict[str, Prompt] = OrderedDict()
 
     def place(self, prompt: Prompt, held: Held | None, session: str, kind: str) -> Place:
         """Choose the pool. `kind` names the sort of agent (its name and where it stands in the graph).
 
         1. Nothing held: the base pool of system prompt and tools, shared by all who have the same.
         2. A pool that was given by id: that one; the engine shares what agrees.
-        3. The prompt goes on from what the pool holds: that one. A child of its owner gets a fork with the history, the same
-           for all children of that moment.
+        3. The prompt goes on from what the pool holds: that one. Who does not own it (a child of its owner, or the owner after its
+           history was rewritten) gets a fork with the history, the same for all children of that moment.
         4. A child with another system prompt or other tools: the base pool of those.
         5. The agent's own prompt changed: turns: back to the base. Head: the old pool once more, and the new base when
            it stays.
@@ -130,13 +129,6 @@ class PoolKeeper:
         root = self._base(prompt, session, kind) if below is None else Held(below, prompt.prints[:N_HEAD], [below], session)
         return self._fork(prompt, root, session)
 
-    def head_of(self, held: Held | None) -> Prompt | None:
-        """System prompt and tools of a pool that was placed here; None when another process did it."""
-        if held is None or not held.prints:
-            return None
-        with self._lock:
-            return self._prompts.get(print_of(held.prints[:N_HEAD]))
-
     def live(self, held: Held) -> PoolRef | None:
         """The pool, or its nearest ancestor that can be used; for time travel to a checkpoint whose pool was released."""
         for pool_id in [held.pool_id, *reversed(held.path[:-1])]:
@@ -173,7 +165,6 @@ class PoolKeeper:
 
     def _known(self, prompt: Prompt, kind: str) -> Pool | None:
         with self._lock:
-            _remember(self._prompts, prompt.head, replace(prompt, turns=()))
             seen = self._heads.setdefault(kind, OrderedDict())
             if prompt.head not in seen and len(seen) >= MAX_HEADS and all(n == 1 for n in seen.values()):
                 # another one each time: more pools would help nobody, and the last is shared up to what changes
@@ -199,17 +190,18 @@ class PoolKeeper:
     def _fork(self, prompt: Prompt, held: Held, session: str) -> Held:
         n_turns = len(prompt.turns) - 1
         prints = prompt.prints[: N_HEAD + n_turns]
+        stay = replace(held, owner=session, forked=False)
         if held.prints is None or len(prints) <= len(held.prints) or held.pool_id is None:
-            return replace(held, owner=session, forked=False)
+            return stay
         try:
             pool = self.client.fork_pool(
                 held.pool_id, **prompt.body(n_turns), name=f"lg-{print_of(prints)}", ttl_s=self.fork_lease_s
             )
         except PoolNotFoundError:
-            return replace(held, owner=session, forked=False)  # its attach will find out, and go to an ancestor
+            return stay  # its attach will find out, and go to an ancestor
         except OpencotiError as error:
             LOG.warning("no fork of pool %s: %s", held.pool_id, error)
-            return replace(held, owner=session, forked=False)
+            return stay
         return Held(pool.pool_id, prints, [*held.path, pool.pool_id], session, forked=True)
 
     def _told(self, parts: Divergence, prompt: Prompt, held: Held, kind: str) -> Divergence:

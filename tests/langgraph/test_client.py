@@ -313,6 +313,20 @@ async def test_compaction_by_refork_leaves_one_branch(verbs: Verbs, proxy: Rig) 
     assert {pool.pool_id for pool in (await verbs("pools")).pools} == {base.pool_id, new.pool.pool_id}
 
 
+async def test_compaction_again_after_a_crash(verbs: Verbs, proxy: Rig) -> None:
+    """With a name and an ancestor the second time finds what the first one made, whether the old pool is gone or not."""
+    base = await verbs("create_pool", messages=[SYSTEM], name="base")
+    old = await verbs("fork_pool", "base", messages=[SYSTEM, USER])
+    short = {"messages": [SYSTEM, {"role": "user", "content": "in short"}], "name": "short", "ancestor": base.pool_id}
+    ids = [(await verbs("compact_by_refork", old.pool_id, release=release, **short)) for release in (False, True, True)]
+    assert len({one.pool.pool_id for one in ids}) == 1
+    assert [(one.old_id, one.released) for one in ids] == [(old.pool_id, ()), (old.pool_id, (old.pool_id,)), (None, ())]
+    assert (await verbs("compact_by_refork", "short", **short)).released == ()
+    with pytest.raises(PoolNotFoundError):
+        await verbs("compact_by_refork", old.pool_id, messages=[SYSTEM])
+    assert {pool.pool_id for pool in (await verbs("pools")).pools} == {base.pool_id, ids[0].pool.pool_id}
+
+
 async def test_compaction_from_tokens_and_of_a_root(verbs: Verbs, proxy: Rig) -> None:
     """`compacted_tokens` is the full prefix; a root's successor is a root."""
     old = await verbs("create_pool", tokens=[1, 20, 21, 22, 23])

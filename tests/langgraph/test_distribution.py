@@ -59,3 +59,14 @@ def test_every_public_name_is_there() -> None:
     assert dir(opencoti_langgraph) == opencoti_langgraph.__all__
     with pytest.raises(AttributeError, match="nothing"):
         _ = opencoti_langgraph.nothing
+
+
+def test_a_name_of_an_extra_says_which_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without langchain the middleware names the extra; the rest is there."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "langchain"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "langchain", None)
+    monkeypatch.delitem(sys.modules, "opencoti_langgraph.backpressure", raising=False)
+    with pytest.raises(ModuleNotFoundError, match=r"BackpressureMiddleware needs .*opencoti-langgraph\[agents\]"):
+        _ = opencoti_langgraph.BackpressureMiddleware
+    assert opencoti_langgraph.OpencotiChatModel is not None
