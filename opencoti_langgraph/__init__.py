@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         ChatPoolNotFoundError,
         ChatSaturatedError,
         ChatUnavailableError,
+        ChatUnreachableError,
         OpencotiContextOverflowError,
         StreamCutError,
     )
@@ -56,6 +57,7 @@ _NAMES = {
         "ChatPoolNotFoundError",
         "ChatSaturatedError",
         "ChatUnavailableError",
+        "ChatUnreachableError",
         "OpencotiContextOverflowError",
         "StreamCutError",
     ),
@@ -116,6 +118,7 @@ __all__ = [
     "ChatPoolNotFoundError",
     "ChatSaturatedError",
     "ChatUnavailableError",
+    "ChatUnreachableError",
     "CompactionMiddleware",
     "CompactionNode",
     "CompactionState",

@@ -13,6 +13,7 @@ import openai
 from langchain_core.exceptions import ModelConnectionError
 from langchain_openai.chat_models.base import (
     OpenAIAPIError,
+    OpenAIConnectionError,
     OpenAIContextOverflowError,
     OpenAIModelNotFoundError,
     OpenAIRateLimitError,
@@ -26,9 +27,11 @@ from opencoti_langgraph.errors import (
     PoolNotFoundError,
     PoolSaturatedError,
     PoolUnavailableError,
+    ProxyUnreachableError,
     kind_of,
 )
 from opencoti_langgraph.transport import httpx_of_sdk
+from opencoti_langgraph.wire import unreachable
 
 
 class _ChatError(PoolApiError):
@@ -60,6 +63,10 @@ class ChatUnavailableError(_ChatError, PoolUnavailableError, OpenAIAPIError):
     """The engine is starting, gone or standing still."""
 
 
+class ChatUnreachableError(ProxyUnreachableError, OpenAIConnectionError):
+    """Nobody answered; the message says where."""
+
+
 class StreamCutError(OpencotiError, ModelConnectionError):
     """A stream ended before the engine had finished: what came is not the whole answer."""
 
@@ -75,6 +82,11 @@ _KINDS: Mapping[type[PoolApiError], tuple[type[_ChatError], int]] = {
 
 def typed(error: openai.APIError) -> Exception:
     """The same error in one of our classes, or itself where none fits."""
+    if isinstance(error, openai.APIConnectionError) and not isinstance(error, openai.APITimeoutError):
+        url = error.request.url
+        return ChatUnreachableError(
+            message=unreachable(f"{url.scheme}://{url.netloc.decode()}", _first(error)), request=error.request
+        )
     response = getattr(error, "response", None)
     status = None if response is None else response.status_code
     kind = kind_of(status, _details(error.body, {}))
@@ -84,6 +96,13 @@ def typed(error: openai.APIError) -> Exception:
     if response is None:
         response = httpx_of_sdk().Response(usual, request=error.request)
     return made(error.message, response=response, body=error.body)
+
+
+def _first(error: BaseException) -> BaseException:
+    """What an error was raised from, in the end."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _details(body: object, headers: Mapping[str, str]) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Required
 
 from langchain.agents.middleware.summarization import SummarizationMiddleware
 from langchain_core.messages import AIMessage, AnyMessage, RemoveMessage, SystemMessage
+from langchain_core.messages.utils import count_tokens_approximately
 from langgraph.graph.message import REMOVE_ALL_MESSAGES, add_messages
 from langgraph.runtime import Runtime
 
@@ -36,7 +37,9 @@ _RUNTIME: Runtime[None] = Runtime()
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """When to compact: at this pressure (0 to 1), or when the last reply said that fewer tokens are left in its context."""
+    """When to compact: at this pressure (0 to 1), or when fewer tokens than that are left in the context: those that the last reply
+    said, less an estimate of what came since.
+    """
 
     pressure: float = 0.8
     headroom_tokens: int = 512
@@ -49,9 +52,11 @@ class Trigger:
         return (pressure is not None and pressure >= self.pressure) or self._short(messages)
 
     def _short(self, messages: Sequence[AnyMessage]) -> bool:
-        last = next((message for message in reversed(messages) if isinstance(message, AIMessage)), None)
-        left = ((last.response_metadata.get("headroom") or {}) if last else {}).get("ctx_tokens")
-        return isinstance(left, int) and left < self.headroom_tokens
+        at = next((at for at in reversed(range(len(messages))) if isinstance(messages[at], AIMessage)), None)
+        if at is None:
+            return False
+        left = (messages[at].response_metadata.get("headroom") or {}).get("ctx_tokens")
+        return isinstance(left, int) and left - count_tokens_approximately(messages[at + 1 :]) < self.headroom_tokens
 
 
 class Summariser:

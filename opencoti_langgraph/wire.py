@@ -84,7 +84,7 @@ def error_in_stream(data: Mapping[str, Any], where: str) -> PoolApiError:
     return from_answer(_STATUS_OF_TYPE.get(str(details.get("type")), 500), details, where)
 
 
-def unreachable(url: str, error: Exception) -> str:
+def unreachable(url: str, error: BaseException) -> str:
     """The message for nobody at home."""
     return f"nobody answers at {url} ({type(error).__name__}: {error}); is polykv-proxy running there?"
 

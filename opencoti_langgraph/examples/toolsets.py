@@ -36,6 +36,7 @@ GROUPS: dict[str, list[BaseTool]] = {"pilots": [tide, radio], "dockers": [crane,
 def main() -> None:
     """Run it: three agents of each group."""
     with show(str(__doc__)) as running:
+        used = {}
         for group, tools in GROUPS.items():
             for n in range(3):
                 middleware = [PoolMiddleware(running.client)]
@@ -46,7 +47,8 @@ def main() -> None:
                 reply = running.saw(agent.invoke(ask, {"configurable": {"thread_id": f"{group}-{n}"}})["messages"][-1])
                 told = reply.response_metadata
                 print(f"{group} {n}: pool {told['pool_id']}, {told['cached_prefix_tokens']} tokens shared")
-        first, second = (pool for pool in running.client.pools().pools if pool.name and pool.name.startswith("lg-"))
+            used[group] = running.client.pool(told["pool_id"])
+        first, second = used.values()
         parts = running.client.diff(first.pool_id, second.pool_id)
         print(f"the groups' prompts part after {parts.common_len} of {first.prefix_len} and {second.prefix_len} tokens")
 

@@ -25,7 +25,7 @@ def served_tiny(engine: Path, folder: Path, *options: str, n_slots: int = 4, n_c
 @contextmanager
 def served_puppet(engine: Path, folder: Path, *options: str) -> Iterator[Served]:
     """Weights and template that call the tools which tests offer."""
-    with _served(engine, models.puppet_model(), folder, options, 4, N_CTX) as served:
+    with _served(engine, models.puppet_model(), folder, options, 4, 4 * N_CTX) as served:
         yield served
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any, TypedDict
 
 import openai
 import pytest
-from langchain_core.exceptions import ContextOverflowError, ModelRateLimitError
+from langchain_core.exceptions import ContextOverflowError, ModelConnectionError, ModelRateLimitError
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import ConfigurableField
 from langchain_core.tools import tool
@@ -24,6 +24,7 @@ from opencoti_langgraph import (
     ContextExceededError,
     OpencotiChatModel,
     PoolSaturatedError,
+    ProxyUnreachableError,
     StreamCutError,
 )
 from tests.fakes.scripted_chat import TIMINGS, Answer
@@ -268,6 +269,19 @@ def test_a_cut_stream_is_no_answer(engine: Scripted) -> None:
     with pytest.raises(StreamCutError):
         streamed(model(engine, pool_id="cut"))
     assert ChatConflictError.__mro__[-1] is object
+
+
+def test_nobody_at_home_is_named() -> None:
+    """Where nothing listens the error is ours, LangChain's and the SDK's, and says where."""
+    alone = OpencotiChatModel(base_url="http://127.0.0.1:9/v1")
+    calls: list[Any] = [lambda: alone.invoke("hi"), lambda: streamed(alone), lambda: asyncio.run(astreamed(alone))]
+    for call in calls:
+        with pytest.raises(
+            ProxyUnreachableError, match=r"nobody answers at http://127.0.0.1:9 \(ConnectError.*polykv-proxy"
+        ) as error:
+            call()
+        assert isinstance(error.value, ModelConnectionError)
+        assert isinstance(error.value, openai.APIConnectionError)
 
 
 def test_a_request_that_is_held_streams_when_it_is_let_in(engine: Scripted, say: Any) -> None:

@@ -84,6 +84,13 @@ def test_when_it_is_time(pressure: float | None, left: int | None, n: int, fires
     assert Trigger().fires(messages, pressure) is fires
 
 
+@pytest.mark.parametrize(("n_words", "fires"), [(10, False), (400, True)])
+def test_what_came_since_the_last_reply_counts(n_words: int, fires: bool) -> None:
+    """A long result of a tool fills the context before any reply can say so."""
+    messages: list[AnyMessage] = [*[HumanMessage("x")] * 4, reply(900), ToolMessage("keel " * n_words, tool_call_id="c")]
+    assert Trigger().fires(messages, None) is fires
+
+
 async def test_a_long_history_becomes_a_branch_of_the_base(world: Fleet, way: str) -> None:
     """The summary is made with the old pool; the new branch hangs below the base; state names it in the same step; cells go down
     with each later swap, since the branch before is released.

@@ -22,6 +22,7 @@ from tests.models import tiny
 
 TEMPLATE = Path(__file__).with_name("chatml_tools.jinja")
 CALLS: dict[str, dict[str, object]] = {
+    "task": {"description": "Look at the lamps.", "subagent_type": "helper"},
     "magic_function": {"input": 3},
     "magic_function_no_args": {},
     "greeting_generator": {"answer_style": "Pirate"},
@@ -134,15 +135,12 @@ def _successors(chains: list[list[str]], first: int, end: int) -> dict[int, int]
 
 
 def _tensors(successors: dict[int, int], n_vocab: int, end: int) -> Iterator[tuple[str, tiny.Array]]:
-    """A token's embedding is a direction of its own, and what follows looks into that direction; all that mixes tokens is zero."""
-    n = _SHAPE.n_embd
-    signs = np.random.default_rng(7).choice(np.array([-1, 1], dtype=np.float32), size=(len(successors) + 1, n))
-    embedding = np.tile(signs[-1], (n_vocab, 1))  # text of others: the turn ends
+    """Each token that follows another has a direction, which is the other's embedding; all that mixes tokens is zero."""
+    n, following = _SHAPE.n_embd, sorted(set(successors.values()))
     output = np.zeros((n_vocab, n), dtype=np.float32)
-    output[end] = signs[-1]
-    for (token, following), direction in zip(successors.items(), signs, strict=False):
-        embedding[token] = direction
-        output[following] += direction
+    output[following] = np.random.default_rng(7).choice(np.array([-1, 1], dtype=np.float32), size=(len(following), n))
+    embedding = np.tile(output[end], (n_vocab, 1))  # after text of others the turn ends
+    embedding[list(successors)] = output[list(successors.values())]
     logits = embedding[list(successors)] @ output.T
     assert (logits.argmax(axis=1) == list(successors.values())).all(), "two tokens point the same way; take another seed"
     yield "token_embd.weight", embedding
