@@ -10,6 +10,8 @@ from tests import models
 from tests.fakes.proxy_process import Served
 from tests.models import puppet
 
+TEMPLATE = puppet.TEMPLATE
+"""SmolLM2's own template knows no tools, and the engine then ignores them."""
 N_CTX = 4096
 
 
