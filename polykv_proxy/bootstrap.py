@@ -16,13 +16,16 @@ from typing import Any, TypeAlias
 
 import uvicorn
 import uvloop
+from rich.console import Console
 
 from polykv_proxy import open_files
+from polykv_proxy.api.access_log import AccessLog
 from polykv_proxy.api.additions import Additions
 from polykv_proxy.api.app import build_app
 from polykv_proxy.api.context import ApiContext
 from polykv_proxy.api.gate import PoolGate
 from polykv_proxy.api.relay import Relay, RelayLimits, RelayProtocol, Routes, UpstreamPool
+from polykv_proxy.api.request_ids import RequestIds
 from polykv_proxy.cli_doctor import option_findings
 from polykv_proxy.engine import probe
 from polykv_proxy.engine.client import EngineClient
@@ -33,6 +36,7 @@ from polykv_proxy.engine.status import EngineState, EngineStatus
 from polykv_proxy.engine.supervisor import EngineStartError, Supervisor, SupervisorLimits
 from polykv_proxy.engine.watcher import EngineWatcher
 from polykv_proxy.errors import ApiError
+from polykv_proxy.observability import logs
 from polykv_proxy.observability.metrics import Metrics, RelayFacts
 from polykv_proxy.prepared import Prepared, prepare
 from polykv_proxy.runtime.progress import ProgressWatch
@@ -51,9 +55,7 @@ Engine: TypeAlias = Supervisor | EngineWatcher
 
 def run(settings: Settings) -> int:
     """Serve until told to stop; the exit code. Raises SettingsError before anything was started."""
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    for loud in ("httpx", "httpcore", "httpx2", "httpcore2", "asyncio", "uvicorn.error"):
-        logging.getLogger(loud).setLevel(logging.WARNING)
+    logs.set_up(settings.log_level, settings.log_format)
     prepared = prepare(settings)
     try:
         return uvloop.run(Proxy(prepared).serve())
@@ -68,7 +70,8 @@ class Proxy:
         self._prepared = prepared
         self._settings = prepared.settings
         self._engine: Engine = self._make_engine()
-        self._view = StartupView(lambda: self._engine.status, self._engine.output.tail)
+        console = Console(file=logs.LogLines(_log), soft_wrap=True) if self._settings.log_format == "json" else None
+        self._view = StartupView(lambda: self._engine.status, self._engine.output.tail, console)
         self._pool = UpstreamPool()
         limits = RelayLimits(
             scanned_body=self._settings.body_limit_bytes,
@@ -79,6 +82,10 @@ class Proxy:
         prefix = prepared.api_prefix.encode()
         extended = frozenset() if self._settings.off else frozenset({prefix + b"/metrics"})
         self._relay = Relay(self._pool, routes=Routes(api_prefix=prefix, own_exact=extended), limits=limits)
+        self._relay.echoes = not self._settings.off
+        self._access = AccessLog() if self._settings.access_log else None
+        if self._access is not None:
+            self._relay.observers.append(self._access)
         self._watch: ProgressWatch | None = None
         self._metrics: Metrics | None = None
         self._warm = not prepared.declared
@@ -139,8 +146,9 @@ class Proxy:
         http: Any = functools.partial(RelayProtocol, relay=self._relay)
         app = build_app(context)
         add_page(app)
+        watched = self._access.around(app) if self._access is not None else app
         config = uvicorn.Config(
-            app,
+            RequestIds(watched),
             http=http,
             ws="none",
             lifespan="off",

@@ -96,6 +96,8 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
     stop_grace_s: Annotated[float | None, _option("stop_grace_s", panel=_TIMES)] = None,
     drain_grace_s: Annotated[float | None, _option("drain_grace_s", panel=_TIMES)] = None,
     log_level: Annotated[str | None, _option("log_level", panel=_TIMES, metavar="debug|info|warning|error")] = None,
+    log_format: Annotated[str | None, _option("log_format", panel=_TIMES, metavar="text|json")] = None,
+    access_log: Annotated[bool, _option("access_log", "--access-log", panel=_TIMES)] = False,
     config: Annotated[Path | None, typer.Option("--config", help="TOML file with settings.", show_default=False)] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:

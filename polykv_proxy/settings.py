@@ -31,6 +31,7 @@ from polykv_proxy.errors import SettingsError
 
 ENV_PREFIX = "POLYKV_"
 SECRETS = frozenset({"engine_key", "api_key", "admin_key"})
+_SWITCHES = frozenset({"off", "access_log"})
 KEY_RULE = "a key is one or more printable ASCII characters without spaces and commas"
 _KEY = re.compile(r"[!-+\--~]+")
 
@@ -137,12 +138,14 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="How much the proxy says on standard error."
     )
+    log_format: Literal["text", "json"] = Field("text", description="Lines for people, or a JSON object a line.")
+    access_log: bool = Field(False, description="A line in the log for each request that is over; never bodies or queries.")
 
     @field_validator("*", mode="before")
     @classmethod
     def _no_bools(cls, value: object, info: ValidationInfo) -> object:
         """`true` would be taken for 1."""
-        if isinstance(value, bool) and info.field_name != "off":
+        if isinstance(value, bool) and info.field_name not in _SWITCHES:
             raise ValueError("give a value, not true or false")
         return value
 

@@ -15,6 +15,7 @@ from polykv_proxy.api.scan import names_something
 from polykv_proxy.api.wire import check_values
 from polykv_proxy.core.attach import PoolSource, Wish
 from polykv_proxy.core.pools import NAME_RULE, is_pool_number, valid_name
+from polykv_proxy.core.request_ids import request_id_of, shown
 from polykv_proxy.core.sessions import MAX_ID, valid_session_id
 from polykv_proxy.errors import ApiError
 from polykv_proxy.ports import Header
@@ -41,6 +42,7 @@ def read_wish(headers: Sequence[Header], body: bytes, default_pool: str | None, 
         max_tokens=_max_tokens(fields),
         overcommit=_overcommit(fields),
         stream=fields.get("stream") is True,
+        request_id=shown(request_id_of(headers)),
     )
 
 

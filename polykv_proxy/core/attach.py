@@ -49,6 +49,7 @@ class Wish:
     """What a request asked for. `n_tasks`: how many tasks the engine will make of it; `max_tokens`: of each answer, None without.
 
     `overcommit`: it starts whatever an admission policy says. `stream`: it wants its answer as an event stream.
+    `request_id`: the caller's name for it.
     """
 
     pool: str | int | None = None
@@ -59,6 +60,7 @@ class Wish:
     max_tokens: int | None = None
     overcommit: bool = False
     stream: bool = False
+    request_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ class Book:
 
     `active`: a first token is out. `brought`: its pool had no KV, and this is how it was brought back for it.
     `held_s`: how long until it could go to the engine. `miss`: why we named no sequence of its pool, which the engine cannot know.
-    `n_decoded`: tokens of its finished tasks. `whole`: none of them was cut short.
+    `n_decoded`: tokens of its finished tasks. `whole`: none of them was cut short. `request_id`: the caller's name for it.
     """
 
     req: int
@@ -48,6 +48,7 @@ class Book:
     done_ts: float | None = None
     n_decoded: int = 0
     whole: bool = True
+    request_id: str | None = None
 
     @property
     def state(self) -> str:

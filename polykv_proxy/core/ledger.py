@@ -242,7 +242,7 @@ class Ledger:
         pool = attachment.pool
         session = self._enter_session(wish, pool, now)
         number = session.number if session else None
-        self.books.open(Book(req, wish.n_tasks, now, pool.pool_id if pool else None, number))
+        self.books.open(Book(req, wish.n_tasks, now, pool.pool_id if pool else None, number, request_id=wish.request_id))
         if pool is not None:
             self.tree.put(replace(pool, last_access_ts=now))
         return attachment, session

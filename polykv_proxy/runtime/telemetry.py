@@ -88,6 +88,7 @@ class Telemetry:
         session = self._ledger.sessions.by_number(event.session)
         return {
             "req": event.req or None,
+            "request_id": book.request_id if book else None,
             "index": event.index,
             "pool_id": book.pool_id if book else None,
             "session_id": session.session_id if session else None,

@@ -59,9 +59,9 @@ class Served:
         self.said = ""
         for line in self.process.stderr:
             self.said += line
-            if line.startswith("  try "):
+            if line.startswith("  try ") or '"message": "try ' in line:
                 break
-        found = re.search(r"ready at (http://\S+)", self.said)
+        found = re.search(r"ready at (http://[^\s\"]+)", self.said)
         if not found:
             self.__exit__()
             raise AssertionError(self.said)

@@ -6,11 +6,13 @@ Law: the status is out, so what goes wrong from now on is one error event; an ev
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 from polykv_proxy.api.relay.heads import Framing
 from polykv_proxy.api.relay.reply import Reply, ReplyHead
 from polykv_proxy.api.relay.sse import sse_of
 from polykv_proxy.errors import KINDS, ApiError
+from polykv_proxy.ports import Header
 
 _HEADERS = [(b"Content-Type", b"text/event-stream"), (b"Cache-Control", b"no-cache")]
 _LIMIT = 64 * 1024
@@ -23,9 +25,9 @@ class EarlyStream:
         self._reply = reply
         self._failed: bytearray | None = None
 
-    def begin(self, *, keep_alive: bool) -> bool:
-        """The head goes out. Whether the client's connection can be kept after it."""
-        return self._reply.head(ReplyHead(200, b"OK", list(_HEADERS), Framing()), (), keep_alive=keep_alive)
+    def begin(self, added: Sequence[Header], *, keep_alive: bool) -> bool:
+        """The head goes out, with what is `added`. Whether the client's connection can be kept after it."""
+        return self._reply.head(ReplyHead(200, b"OK", list(_HEADERS), Framing()), added, keep_alive=keep_alive)
 
     def head(self, came: ReplyHead) -> None:
         """The engine's head: of a stream that goes on, or of something else, which is an error by now."""

@@ -8,6 +8,7 @@ refused, client gone, engine lost, cut. An exchange stands where uvicorn keeps a
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 import time
 from collections.abc import Awaitable, Sequence
@@ -20,8 +21,10 @@ from polykv_proxy.api.relay.held import Held, can_be_held
 from polykv_proxy.api.relay.reply import Reply, ReplyHead
 from polykv_proxy.api.relay.sse import error_event
 from polykv_proxy.api.relay.targets import decoded_path
+from polykv_proxy.core.request_ids import FIELD, request_id_of, shown
 from polykv_proxy.core.tally import Ending
 from polykv_proxy.errors import ApiError
+from polykv_proxy.observability.logs import REQUEST_ID
 from polykv_proxy.ports import Header, Plan, Refusal, RelayRequest
 
 if TYPE_CHECKING:
@@ -58,6 +61,7 @@ class Exchange:
         gated: bool = False,
         counted: bool = False,
         refuse: ApiError | Refusal | None = None,
+        request_id: bytes | None = None,
     ) -> None:
         self.client = client
         self.relay = client.relay
@@ -71,6 +75,9 @@ class Exchange:
         self.disconnected = False
         self.running = False
         self.ending: Ending | None = None
+        self.status = 0
+        self.request_id = request_id
+        self.context: contextvars.Context | None = None
         self._since = 0.0
         self._expects = expects
         self.generates = gated
@@ -107,7 +114,7 @@ class Exchange:
         if self._expects and self.more_body:
             self.client.transport.write(heads.CONTINUE)
         if self._counted and self.relay.gate is not None:
-            self._task = self.client.loop.create_task(self._decide(self.relay.gate.count()))
+            self._task = self.client.loop.create_task(self._decide(self.relay.gate.count()), context=self.context)
         elif not self._gated:
             self._acquire()
         elif not self.more_body:
@@ -208,7 +215,7 @@ class Exchange:
             _log.exception("the scan of a request failed; it is relayed as it came")
             concerned = False
         if concerned and gate is not None:
-            self._task = self.client.loop.create_task(self._decide(gate.plan(request, self._begin_stream)))
+            self._task = self.client.loop.create_task(self._decide(gate.plan(request, self._begin_stream)), context=self.context)
         else:
             self._acquire()
 
@@ -216,11 +223,14 @@ class Exchange:
         """The client's event stream begins, or goes on, although the engine has not answered."""
         if self._early is None:
             self._early = EarlyStream(self._reply)
-            self.keep_alive = self._early.begin(keep_alive=self.keep_alive)
+            self.status = 200
+            self.keep_alive = self._early.begin(self._named(()), keep_alive=self.keep_alive)
         self._reply.body(events)
         self._reply.flush()
 
     async def _decide(self, asked: Awaitable[Plan | Refusal]) -> None:
+        if self.request_id is not None:
+            REQUEST_ID.set(shown(self.request_id))
         try:
             outcome = await asked
         except ApiError as error:
@@ -328,10 +338,18 @@ class Exchange:
             self._begin_reply(head)
 
     def _begin_reply(self, head: ReplyHead) -> None:
+        self.status = head.status
+        added = self._named(self._reply_headers(head.status, head.headers), head.headers)
         try:
-            self.keep_alive = self._reply.head(head, self._reply_headers(head.status, head.headers), keep_alive=self.keep_alive)
+            self.keep_alive = self._reply.head(head, added, keep_alive=self.keep_alive)
         except BadHeadError as error:
             self.cut(ApiError("engine_protocol", f"The engine's reply cannot be relayed: {error}."))
+
+    def _named(self, added: Sequence[Header], there: Sequence[Header] = ()) -> Sequence[Header]:
+        """With the client's id of its request, where it gave one and the engine does not return it itself."""
+        if self.request_id is None or request_id_of(there) is not None:
+            return added
+        return [*added, (FIELD, self.request_id)]
 
     def _reply_headers(self, status: int, headers: list[Header]) -> Sequence[Header]:
         if self._plan is None:
@@ -419,7 +437,8 @@ class Exchange:
             return
         if self.more_body and self._expects:
             self.keep_alive = False
-        whole = heads.answer(status, headers, body, head_only=self.method == b"HEAD", close=not self.keep_alive)
+        self.status = status
+        whole = heads.answer(status, self._named(headers), body, head_only=self.method == b"HEAD", close=not self.keep_alive)
         self.client.transport.write(whole)
         self._close()
 

@@ -10,6 +10,7 @@ import http
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from polykv_proxy.core import request_ids
 from polykv_proxy.ports import Header
 
 _HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
@@ -18,6 +19,7 @@ _REPLY_DROP_ALL = _HOP | {b"content-length"}
 _OURS = b"x-polykv-"
 _PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"upgrade", b"te", b""})
 _VERSIONS = ("1.1", "1.0")
+_N_EXPECT, _N_ID = len(b"expect"), len(request_ids.FIELD)
 
 CHUNKED = b"Transfer-Encoding: chunked\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
@@ -55,6 +57,18 @@ def framing_of(headers: Iterable[Header], version: str = "1.1") -> Framing:
     if chunked and length is not None:
         raise BadHeadError("Content-Length and Transfer-Encoding must not be sent together")
     return Framing(length, chunked)
+
+
+def notes_of(headers: Iterable[Header]) -> tuple[bool, bytes | None]:
+    """Whether the client waits for leave to send its body, and its id of the request: both in one look."""
+    expects, request_id = False, None
+    for name, value in headers:
+        n = len(name)
+        if n == _N_EXPECT and name.lower() == b"expect":
+            expects = expects or value.lower() == b"100-continue"
+        elif n == _N_ID and request_id is None and name.lower() == request_ids.FIELD:
+            request_id = value
+    return expects, request_id
 
 
 def request_head(method: bytes, target: bytes, headers: Sequence[Header], framing: Framing, extra: Sequence[Header] = ()) -> bytes:

@@ -219,7 +219,7 @@ class RelayProtocol(HttpToolsProtocol):
         refuse: ApiError | Refusal | None = None,
     ) -> Exchange:
         http10 = self.parser.get_http_version() == "1.0"
-        expects = any(name.lower() == b"expect" and value.lower() == b"100-continue" for name, value in self._raw)
+        expects, request_id = heads.notes_of(self._raw)
         return Exchange(
             self,
             method,
@@ -232,6 +232,7 @@ class RelayProtocol(HttpToolsProtocol):
             gated=gated,
             counted=counted,
             refuse=refuse,
+            request_id=request_id if self.relay.echoes else None,
         )
 
     def _to_app(self) -> None:

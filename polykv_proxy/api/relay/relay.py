@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextvars import Context
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from polykv_proxy.api.relay.targets import Routes, decoded_path
 from polykv_proxy.api.relay.upstream_pool import UpstreamPool
@@ -40,6 +41,18 @@ class RelayLimits:
     """Client connections at once."""
 
 
+class RelayObserver(Protocol):
+    """Is told of each exchange."""
+
+    def began(self, exchange: Exchange) -> Context | None:
+        """It begins. The context in which the gate decides about it, where that is to be another."""
+        ...
+
+    def ended(self, exchange: Exchange) -> None:
+        """It is over: `ending` and `status` are known."""
+        ...
+
+
 class Relay:
     """One relay. `gate` and `additions` may be set or removed at any time; without them all is pumped straight through."""
 
@@ -55,6 +68,9 @@ class Relay:
         """Called when a request begins that may make the engine work."""
         self.on_lost: Callable[[], None] = lambda: None
         """Called when a connection to the engine was refused, or broke under a request, before that request ends."""
+        self.echoes = True
+        """Whether a reply carries the id that its request came with."""
+        self.observers: list[RelayObserver] = []
         self.running: set[Exchange] = set()
         self.n_relayed = 0
         self._draining: ApiError | None = None
@@ -80,6 +96,8 @@ class Relay:
     def enter(self, exchange: Exchange) -> None:
         """An exchange begins."""
         self.running.add(exchange)
+        for observer in self.observers:
+            exchange.context = observer.began(exchange) or exchange.context
         if exchange.method == b"POST":
             self.on_post()
         self.n_relayed += 1
@@ -88,6 +106,8 @@ class Relay:
     def leave(self, exchange: Exchange) -> None:
         """An exchange is over, for whatever reason."""
         self.running.discard(exchange)
+        for observer in self.observers:
+            observer.ended(exchange)
         self.tally.ended[self.routes.kind(exchange.target), exchange.ending or Ending.CUT] += 1
         if not self.running:
             self._idle.set()

@@ -1,0 +1,72 @@
+"""Lines of the log: for people and for programs, each with its fields and the id of its request."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+
+import pytest
+
+from polykv_proxy.core.request_ids import request_id_of, shown
+from polykv_proxy.observability.logs import REQUEST_ID, JsonLines, LogLines, TextLines, say
+
+
+def _logged(formatter: logging.Formatter, call: object) -> str:
+    out = io.StringIO()
+    handler = logging.StreamHandler(out)
+    handler.setFormatter(formatter)
+    log = logging.Logger("polykv.test", logging.DEBUG)
+    log.addHandler(handler)
+    call(log)  # type: ignore[operator]
+    return out.getvalue()
+
+
+def test_an_event_is_one_object_a_line() -> None:
+    """Whatever is in it: line breaks, quotation marks, a traceback, values of any kind."""
+
+    def speak(log: logging.Logger) -> None:
+        say(log, 'a "b"\nc', {"path": "/x y", "ms": 1.5, "none": None, "odd": {1, 2}.__class__})
+        log.error("failed", exc_info=ValueError("no\nway"))
+
+    first, second = map(json.loads, _logged(JsonLines(), speak).splitlines())
+    assert (first["level"], first["logger"], first["message"]) == ("info", "polykv.test", 'a "b"\nc')
+    assert (first["path"], first["ms"], first["none"]) == ("/x y", 1.5, None)
+    assert isinstance(first["ts"], float)
+    assert "ValueError: no\nway" in second["error"]
+
+
+def test_a_text_has_its_fields_behind_it() -> None:
+    """As name=value, quoted where that is needed."""
+    line = _logged(TextLines(), lambda log: say(log, "request", {"path": "/x y", "n": 1, "none": None, "empty": ""}))
+    assert line.endswith(' INFO polykv.test: request path="/x y" n=1 none=null empty=""\n')
+
+
+@pytest.mark.parametrize("formatter", [JsonLines(), TextLines()])
+def test_what_is_said_while_a_request_is_worked_on_names_it(formatter: logging.Formatter) -> None:
+    """In every line, until it is over."""
+    token = REQUEST_ID.set("r-1")
+    with_id = _logged(formatter, lambda log: log.warning("x"))
+    REQUEST_ID.reset(token)
+    assert "r-1" in with_id
+    assert "request_id" not in _logged(formatter, lambda log: log.warning("x"))
+
+
+def test_what_is_printed_for_people_becomes_events() -> None:
+    """A line each, however it was written."""
+
+    def speak(log: logging.Logger) -> None:
+        out = LogLines(log)
+        print("one\n\n  two", file=out)
+        out.write("thr")
+        out.write("ee\n")
+
+    assert [json.loads(line)["message"] for line in _logged(JsonLines(), speak).splitlines()] == ["one", "two", "three"]
+
+
+def test_an_id_harms_no_log() -> None:
+    """Its beginning is shown, and nothing in it is a control character."""
+    assert shown(None) is None
+    assert shown(b"a\x1b[31m\t\xff" + b"b" * 500) == "a\\x1b[31m\\t\\xff" + "b" * 120
+    assert request_id_of([(b"Host", b"h"), (b"X-Request-ID", b"1"), (b"x-request-id", b"2")]) == b"1"
+    assert request_id_of([(b"x-request-ix", b"1")]) is None
