@@ -15,18 +15,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-import numpy as np
-
 from polykv_proxy.core.ledger import Placement
-from polykv_proxy.core.pools import Pin, Pool, Residency, SavedCopy, SeqRef
-from polykv_proxy.core.prefix import Tokens, as_tokens, from_bytes, hash_prefix, to_bytes
+from polykv_proxy.core.pools import Pool
+from polykv_proxy.core.prefix import Tokens
 from polykv_proxy.errors import JournalError, SettingsError
+from polykv_proxy.runtime.journal_rows import MOST_POOLS, count_of, pin_row, pool_of, row_of
 from polykv_proxy.runtime.journal_schema import NewerJournalError, migrate
 
 log = logging.getLogger("polykv.journal")
 Result = TypeVar("Result")
 
 IDEMPOTENCY_TTL_S = 24 * 3600.0
+_AROUND_IT = frozenset(
+    getattr(sqlite3, f"SQLITE_{name}") for name in ("PERM", "BUSY", "LOCKED", "NOMEM", "READONLY", "IOERR", "FULL", "CANTOPEN")
+)
+"""What SQLite says when the file may be whole and what is around it is not; all else is damage, or another program's file."""
+_MOST_RUNS = 1 << 31
 
 _SAVE = """
     INSERT INTO pools (pool_id, name, parent, branch_pos, own_tokens, prefix_hash, fingerprint, source, ttl_s, created_ts,
@@ -98,7 +102,7 @@ class Journal:
         """Write a pool, and the answer that announces it, in one transaction."""
 
         def write(db: sqlite3.Connection) -> None:
-            db.execute(_SAVE, _row(pool, placement))
+            db.execute(_SAVE, row_of(pool, placement))
             if reply is not None:
                 db.execute(
                     "INSERT OR REPLACE INTO idempotency VALUES (?, ?, ?, ?, ?)",
@@ -109,13 +113,13 @@ class Journal:
 
     async def save_terms(self, pools: Sequence[Pool]) -> None:
         """Write down names, times to live and pins of pools that are there, in this order, all or none."""
-        rows = [(pool.name, pool.ttl_s, *_pin_row(pool), pool.pool_id) for pool in pools]
+        rows = [(pool.name, pool.ttl_s, *pin_row(pool), pool.pool_id) for pool in pools]
         statement = "UPDATE pools SET name = ?, ttl_s = ?, pinned = ?, pin_owner = ?, pin_until_ts = ? WHERE pool_id = ?"
         await self._write(lambda db: db.executemany(statement, rows))
 
     async def update_pool(self, pool: Pool, placement: Placement | None) -> None:
         """Write what may change of a pool that is written down; one that is not, or not any more, stays unwritten."""
-        pool_id, *row = _row(pool, placement)
+        pool_id, *row = row_of(pool, placement)
         await self._write(lambda db: db.execute(_UPDATE, (row[9], row[7], *row[10:], pool_id)))
 
     async def save_uses(self, pools: Sequence[Pool]) -> None:
@@ -183,8 +187,8 @@ class Journal:
             raise SettingsError(
                 f"{self._path} was written by a newer polykv-proxy ({error}); update, or choose another --state-dir"
             ) from error
-        except sqlite3.DatabaseError as error:
-            if self._path is None or isinstance(error, sqlite3.OperationalError):
+        except (sqlite3.Error, ValueError) as error:  # ValueError: a row, or a text, that is none
+            if self._path is None or getattr(error, "sqlite_errorcode", 0) & 0xFF in _AROUND_IT:
                 raise SettingsError(f"the journal {self._path} cannot be opened: {error}; choose another --state-dir") from error
             self._move_aside(error, now)
             return self._load(now)
@@ -227,94 +231,25 @@ def _identity(path: Path) -> tuple[int, int]:
 
 def _recover(db: sqlite3.Connection, now: float) -> Recovered:
     meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
-    run = meta.get("run", int(now) & 0xFFFFF) + 1
-    with db:
-        db.execute("BEGIN IMMEDIATE")
-        db.execute("INSERT OR REPLACE INTO meta VALUES ('run', ?)", (run,))
-        db.execute("DELETE FROM idempotency WHERE created_ts < ?", (now - IDEMPOTENCY_TTL_S,))
+    run = count_of(meta.get("run", int(now) & 0xFFFFF), _MOST_RUNS) + 1
+    next_pool_id = count_of(meta.get("next_pool_id", 1), MOST_POOLS)
     prefixes: dict[int, Tokens] = {}
-    pools = []
+    pools, orphans = [], []
     for row in db.execute(_LOAD).fetchall():
         if row[2] is not None and row[2] not in prefixes:
             log.warning("pool %s has lost its parent %s and with it the tokens they share: it is forgotten", row[0], row[2])
-            db.execute("DELETE FROM pools WHERE pool_id = ?", (row[0],))
+            orphans.append((row[0],))
             continue
         try:
-            pool, placement = _pool(row, prefixes)
+            pool, placement = pool_of(row, prefixes)
         except ValueError as error:
-            raise sqlite3.DatabaseError(f"pool {row[0]} cannot be read: {error}") from error
+            raise ValueError(f"pool {row[0]} cannot be read: {error}") from error
         prefixes[pool.pool_id] = pool.tokens
         pools.append((pool, placement))
+    with db:  # all has been read: from here on the file is ours
+        db.execute("BEGIN IMMEDIATE")
+        db.execute("INSERT OR REPLACE INTO meta VALUES ('run', ?)", (run,))
+        db.execute("DELETE FROM idempotency WHERE created_ts < ?", (now - IDEMPOTENCY_TTL_S,))
+        db.executemany("DELETE FROM pools WHERE pool_id = ?", orphans)
     replies = tuple(Reply(*row) for row in db.execute("SELECT key, body_hash, status, reply, created_ts FROM idempotency"))
-    return Recovered(run, meta.get("next_pool_id", 1), tuple(pools), replies)
-
-
-def _row(pool: Pool, placement: Placement | None) -> tuple[object, ...]:
-    return (
-        pool.pool_id,
-        pool.name,
-        pool.parent,
-        pool.branch_pos,
-        to_bytes(pool.own_tokens),
-        pool.hashed.hex,
-        pool.fingerprint,
-        pool.source,
-        pool.ttl_s,
-        pool.created_ts,
-        pool.last_used_ts,
-        placement.boot_id if placement else None,
-        str(placement.seq) if placement else None,
-        placement.cells if placement else 0,
-        str(placement.base) if placement and placement.base else None,
-        placement.n_shared if placement else 0,
-        *_pin_row(pool),
-        pool.copy.n_bytes if pool.copy else None,
-        pool.copy.start if pool.copy else 0,
-    )
-
-
-def _pin_row(pool: Pool) -> tuple[object, ...]:
-    return pool.pin is not None, pool.pin.owner if pool.pin else None, pool.pin.until_ts if pool.pin else None
-
-
-def _pool(row: tuple[object, ...], prefixes: dict[int, Tokens]) -> tuple[Pool, Placement | None]:
-    pool_id, name, parent, branch_pos, own, prefix_hash, fingerprint, source, ttl_s, created, used, *rest = row
-    assert isinstance(pool_id, int)
-    assert isinstance(own, bytes)
-    assert isinstance(branch_pos, int)
-    tokens = from_bytes(own)
-    if isinstance(parent, int):
-        tokens = as_tokens(np.concatenate([prefixes[parent][:branch_pos], tokens]))
-    hashed = hash_prefix(tokens)
-    if hashed.hex != prefix_hash:
-        raise sqlite3.DatabaseError(f"the tokens of pool {pool_id} do not match their hash")
-    pool = Pool(
-        pool_id=pool_id,
-        tokens=tokens,
-        hashed=hashed,
-        residency=Residency.LOST,
-        fingerprint=str(fingerprint),
-        created_ts=float(str(created)),
-        last_access_ts=float(str(used)),
-        name=None if name is None else str(name),
-        parent=parent if isinstance(parent, int) else None,
-        branch_pos=branch_pos,
-        source=str(source),
-        ttl_s=None if ttl_s is None else float(str(ttl_s)),
-        pin=_pin(*rest[5:8]),
-        copy=None if rest[8] is None else SavedCopy(int(str(rest[8])), int(str(rest[9]))),
-    )
-    return pool, _placement(*rest[:5])
-
-
-def _pin(pinned: object, owner: object, until: object) -> Pin | None:
-    if not pinned:
-        return None
-    return Pin(None if owner is None else str(owner), None if until is None else float(str(until)))
-
-
-def _placement(boot_id: object, seq: object, cells: object, base: object, n_shared: object) -> Placement | None:
-    if seq is None or boot_id is None:
-        return None
-    shares = None if base is None else SeqRef.parse(str(base))
-    return Placement(str(boot_id), SeqRef.parse(str(seq)), int(str(cells)), shares, int(str(n_shared)))
+    return Recovered(run, next_pool_id, tuple(pools), replies)
