@@ -121,6 +121,12 @@ class Books:
         """Books without a running task whose HTTP exchange ended `after_s` or longer ago."""
         return [b for b in self._books.values() if b.done_ts is not None and now - b.done_ts >= after_s]
 
+    def not_after(self, now: float) -> None:
+        """An exchange that ended after now has ended now: the clock was set back."""
+        for book in self._books.values():
+            if book.done_ts is not None and book.done_ts > now:
+                self._books[book.req] = replace(book, done_ts=now)
+
     def of_pool(self, pool_id: int) -> list[Book]:
         """Open books that hold a pool."""
         return [b for b in self._books.values() if b.pool_id == pool_id]

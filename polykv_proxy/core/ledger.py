@@ -364,12 +364,24 @@ class Ledger:
 
     def sweep(self, now: float) -> list[Command]:
         """What time alone ends: idle sessions, and unused pools with a `ttl_s`."""
+        self._not_after(now)
         commands: list[Command] = []
         for session in self.sessions.expired(now, self.limits.session_ttl_s):
             self.end_session(session.session_id, now)
             commands.append(EndSession(session.number))
         commands += [ExpirePool(pool.pool_id) for pool in self.tree if self._pool_expired(pool, now)]
         return commands
+
+    def _not_after(self, now: float) -> None:
+        """A clock may have been set back: what was used, or has ended, after now has done so now, and time goes on from here."""
+        self.books.not_after(now)
+        for session in self.sessions:
+            if session.last_used_ts > now:
+                self.sessions.put(replace(session, last_used_ts=now))
+        for pool in list(self.tree):
+            if pool.last_used_ts > now:
+                left_ts = None if pool.detached_ts is None else min(now, pool.detached_ts)
+                self.tree.put(replace(pool, last_access_ts=min(now, pool.last_access_ts), detached_ts=left_ts))
 
     def expired(self, pool_id: int, now: float) -> bool:
         """Is a pool's time to live over, now that its release is at hand?"""

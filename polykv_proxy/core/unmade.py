@@ -62,9 +62,10 @@ class Unmade:
             self._ledger.remove(pool)
 
     def sweep(self, now: float) -> None:
-        """Forget those whose time is over, once no request runs without them."""
+        """Forget those whose time is over, by a clock that may have been set, once no request runs without them."""
         for pool in self._failed():
-            if pool.failure is not None and now >= pool.failure.until_ts and not self._ledger.books.of_pool(pool.pool_id):
+            over = pool.failure is not None and not now < pool.failure.until_ts <= now + UNMADE_S
+            if over and not self._ledger.books.of_pool(pool.pool_id):
                 self._ledger.remove(pool)
 
     def _failed(self) -> list[Pool]:

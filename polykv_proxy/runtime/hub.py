@@ -103,7 +103,7 @@ class Hub:
 
     def suspect(self) -> None:
         """The engine may hold a sequence that no pool has: sweeps look for it for a while."""
-        self.suspect_until = self.clock.wall() + SUSPICION_S
+        self.suspect_until = self.clock.monotonic() + SUSPICION_S
 
     def post(self, commands: Iterable[Command]) -> None:
         """Run commands soon, in order."""

@@ -20,7 +20,7 @@ from polykv_proxy.core.pools import Pool
 from polykv_proxy.core.prefix import Tokens
 from polykv_proxy.errors import JournalError, SettingsError
 from polykv_proxy.runtime.journal_rows import MOST_POOLS, count_of, pin_row, pool_of, row_of
-from polykv_proxy.runtime.journal_schema import NewerJournalError, migrate
+from polykv_proxy.runtime.journal_schema import NewerJournalError, check, migrate
 
 log = logging.getLogger("polykv.journal")
 Result = TypeVar("Result")
@@ -206,6 +206,7 @@ class Journal:
         if verdict != "ok":
             raise sqlite3.DatabaseError(verdict)
         migrate(self._db)
+        check(self._db)
         return _recover(self._db, now)
 
     def _move_aside(self, error: Exception, now: float) -> None:

@@ -6,6 +6,7 @@ Law: a step is added, never edited; `PRAGMA user_version` counts the steps that 
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing
 
 STEPS = (
     """
@@ -75,3 +76,24 @@ def migrate(db: sqlite3.Connection) -> None:
         raise NewerJournalError(f"schema version {version}; this program knows {len(STEPS)}")
     for number in range(version, len(STEPS)):
         db.executescript(f"BEGIN; {STEPS[number]} PRAGMA user_version = {number + 1}; COMMIT;")
+
+
+def check(db: sqlite3.Connection) -> None:
+    """Are the tables those of a journal, and can all of them be read? sqlite3.DatabaseError, or ValueError for text that is none.
+
+    1. Every column is there. 2. Texts are read when they are asked for; pools and answers are anyway. 3. Sums are finite.
+    """
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as blank:
+        migrate(blank)
+        if not _columns(blank) <= _columns(db):
+            raise sqlite3.DatabaseError("its tables are not those of a journal")
+    db.execute("SELECT * FROM policies").fetchall()
+    db.execute("SELECT * FROM savings").fetchall()
+    sums = "SELECT 1 FROM savings WHERE NOT (seconds BETWEEN 0 AND 1e12 AND n_requests >= 0 AND n_tokens >= 0) LIMIT 1"
+    if db.execute(sums).fetchone() is not None:
+        raise sqlite3.DatabaseError("there are sums of savings that cannot be")
+
+
+def _columns(db: sqlite3.Connection) -> set[tuple[str, str]]:
+    tables = "SELECT tables.name, columns.name FROM sqlite_master AS tables, pragma_table_info(tables.name) AS columns"
+    return set(db.execute(f"{tables} WHERE tables.type = 'table'"))

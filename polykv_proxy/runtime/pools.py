@@ -188,7 +188,7 @@ class PoolService:
     async def sweep(self) -> None:
         """Give back what a cancelled or failed call may have left: its `done` can cross our leaving."""
         hub = self._hub
-        if hub.clock.wall() >= hub.suspect_until or not hub.linked or self._flights:
+        if hub.clock.monotonic() >= hub.suspect_until or not hub.linked or self._flights:
             return
         state = await hub.client.state()
         if not self._flights:

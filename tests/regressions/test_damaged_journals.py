@@ -134,6 +134,16 @@ async def test_ids_are_never_below_those_in_use(tmp_path: Path) -> None:
         assert {pool.name for pool in proxy.runtime.hub.ledger.tree} == {*TREE, None}
 
 
+async def test_text_that_is_none_is_damage(tmp_path: Path) -> None:
+    """Also in tables that are read later."""
+    path, known, engine = await written(tmp_path)
+    with sqlite3.connect(path) as db:
+        db.execute("INSERT INTO policies VALUES (1, CAST(x'ff00' AS TEXT))")
+    db.close()
+    assert not await opened(path)
+    assert await starts(tmp_path, engine, known)
+
+
 @pytest.mark.parametrize(
     ("column", "value"),
     [

@@ -89,14 +89,13 @@ async def has_all_of_it(tmp_path: Path, disk: Disk, engine: FakeEngine) -> None:
 async def test_a_full_disk(tmp_path: Path, disk: Disk) -> None:
     """Refused while it is full, good again when it is not; stopped and started while full, nothing is lost."""
     engine = FakeEngine()
-    async with served(engine, tmp_path) as server:
-        async with rig(tmp_path, server=server, state_dir=disk.state) as proxy:
-            await proxy.pool(prompt=SYSTEM, name="kept")
-            disk.fill()
-            await refuses_promises_and_serves(proxy)
-            disk.empty()
-            assert (await proxy.api.post("/polykv/pools", json={"prompt": "a third"})).status_code == 201
-            disk.fill()
+    async with served(engine, tmp_path) as server, rig(tmp_path, server=server, state_dir=disk.state) as proxy:
+        await proxy.pool(prompt=SYSTEM, name="kept")
+        disk.fill()
+        await refuses_promises_and_serves(proxy)
+        disk.empty()
+        assert (await proxy.api.post("/polykv/pools", json={"prompt": "a third"})).status_code == 201
+        disk.fill()
     with pytest.raises(SettingsError, match="full"):
         async with served(engine, tmp_path) as server, rig(tmp_path, server=server, state_dir=disk.state):
             pass
