@@ -18,7 +18,8 @@ from polykv_proxy.errors import ApiError
 from polykv_proxy.ports import EngineAddress
 
 _CONNECT_RETRY_S = 0.002
-_CONNECT_RETRIES = 500
+_CONNECT_PATIENCE_S = 30.0
+"""An engine that has no time to take connections is busy, not gone."""
 
 
 class UpstreamPool:
@@ -44,6 +45,7 @@ class UpstreamPool:
         self._idle: deque[Upstream] = deque()
         self._waiters: deque[asyncio.Future[Upstream | None]] = deque()
         self._reaper: asyncio.TimerHandle | None = None
+        self._row = asyncio.Lock()
 
     def open(self, address: EngineAddress) -> None:
         """The engine listens at `address`. Connections to an earlier boot are dropped."""
@@ -159,23 +161,31 @@ class UpstreamPool:
         return False
 
     async def _connect(self) -> Upstream:
+        """A unix socket whose accept queue is full refuses at once and makes nobody wait: so all wait here, in a row."""
         loop = asyncio.get_running_loop()
-        address = self._address
-        for _ in range(_CONNECT_RETRIES):
-            upstream = Upstream(self)
-            try:
-                if address.uds is not None:
-                    await loop.create_unix_connection(lambda made=upstream: made, address.uds)  # type: ignore[misc]
-                else:
-                    await loop.create_connection(lambda made=upstream: made, address.host, address.port)  # type: ignore[misc]
-            except OSError as error:
-                # a unix socket whose accept queue is full refuses at once instead of making the caller wait
-                if error.errno != errno.EAGAIN:
-                    raise
+        address, end = self._address, loop.time() + _CONNECT_PATIENCE_S
+        if (made := await self._try(address)) is not None:
+            return made
+        async with self._row:
+            while (made := await self._try(address)) is None:
+                if loop.time() > end:
+                    raise OSError(errno.EAGAIN, "the engine does not accept connections")
                 await asyncio.sleep(_CONNECT_RETRY_S)
+        return made
+
+    async def _try(self, address: EngineAddress) -> Upstream | None:
+        """A connection, or None where the accept queue is full."""
+        loop, upstream = asyncio.get_running_loop(), Upstream(self)
+        try:
+            if address.uds is not None:
+                await loop.create_unix_connection(lambda: upstream, address.uds)
             else:
-                return upstream
-        raise OSError(errno.EAGAIN, "the engine does not accept connections")
+                await loop.create_connection(lambda: upstream, address.host, address.port)
+        except OSError as error:
+            if error.errno != errno.EAGAIN:
+                raise
+            return None
+        return upstream
 
     def _reap(self) -> None:
         self._reaper = None
