@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import importlib.metadata
 import logging
 import signal
 import time
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import uvicorn
 import uvloop
@@ -35,7 +36,7 @@ from polykv_proxy.engine.output import OutputLog
 from polykv_proxy.engine.status import EngineState, EngineStatus
 from polykv_proxy.engine.supervisor import EngineStartError, Supervisor, SupervisorLimits
 from polykv_proxy.engine.watcher import EngineWatcher
-from polykv_proxy.errors import ApiError
+from polykv_proxy.errors import ApiError, SettingsError
 from polykv_proxy.observability import logs
 from polykv_proxy.observability.metrics import Metrics, RelayFacts
 from polykv_proxy.prepared import Prepared, prepare
@@ -44,6 +45,11 @@ from polykv_proxy.runtime.runtime import Runtime, RuntimeOptions
 from polykv_proxy.settings import Settings
 from polykv_proxy.ui.page import add_page
 from polykv_proxy.ui.startup import EngineFacts, StartupView
+
+if TYPE_CHECKING:
+    from starlette.types import ASGIApp
+
+    from polykv_proxy.api.traces import Traces
 
 _log = logging.getLogger("polykv")
 _KNOWN_S = 5.0
@@ -84,8 +90,8 @@ class Proxy:
         self._relay = Relay(self._pool, routes=Routes(api_prefix=prefix, own_exact=extended), limits=limits)
         self._relay.echoes = not self._settings.off
         self._access = AccessLog() if self._settings.access_log else None
-        if self._access is not None:
-            self._relay.observers.append(self._access)
+        self._traces = _traces() if self._settings.otel else None
+        self._relay.observers += [one for one in (self._access, self._traces) if one is not None]
         self._watch: ProgressWatch | None = None
         self._metrics: Metrics | None = None
         self._warm = not prepared.declared
@@ -96,11 +102,12 @@ class Proxy:
         """Start, wait for a signal, drain, stop."""
         prepared, settings = self._prepared, self._settings
         asyncio.get_running_loop().set_exception_handler(loop_errors)
-        client = EngineClient(prepared.address, prepared.key, api_key=prepared.engine_key, api_prefix=prepared.api_prefix)
+        client = self._client()
         options = RuntimeOptions.of(settings, prepared.state_dir, prepared.declared, prepared.policy, prepared.remedy)
         runtime = await Runtime.start(client, options)
         if not settings.off:
-            self._relay.gate = PoolGate(runtime, settings.default_pool, prepared.keys)
+            gate = PoolGate(runtime, settings.default_pool, prepared.keys)
+            self._relay.gate = gate if self._traces is None else self._traces.gate(gate)
             self._relay.additions = Additions(runtime, prepared.api_prefix.encode(), settings.default_pool)
             self._metrics = self._measure(runtime)
         self._relay.on_post = runtime.hub.on_wanted
@@ -134,6 +141,15 @@ class Proxy:
             prepared.argv, prepared.env, prepared.address, prefix=prefix, api_key=api_key, output=output, limits=limits
         )
 
+    def _client(self) -> EngineClient:
+        prepared = self._prepared
+        options: dict[str, Any] = {"api_key": prepared.engine_key, "api_prefix": prepared.api_prefix}
+        if self._traces is None:
+            return EngineClient(prepared.address, prepared.key, **options)
+        from polykv_proxy.engine.traced_client import TracedClient  # noqa: PLC0415 - wants the extra
+
+        return TracedClient(self._traces.tracer, prepared.address, prepared.key, **options)
+
     def _measure(self, runtime: Runtime) -> Metrics:
         relay = self._relay
         facts = RelayFacts(relay.tally, lambda: len(relay.running), lambda: relay.n_generating)
@@ -146,7 +162,9 @@ class Proxy:
         http: Any = functools.partial(RelayProtocol, relay=self._relay)
         app = build_app(context)
         add_page(app)
-        watched = self._access.around(app) if self._access is not None else app
+        watched: ASGIApp = app
+        for watcher in (self._traces, self._access):
+            watched = watcher.around(watched) if watcher is not None else watched
         config = uvicorn.Config(
             RequestIds(watched),
             http=http,
@@ -247,6 +265,8 @@ class Proxy:
         await runtime.stop()
         await self._engine.stop(at_once=self._hurry.is_set())
         self._pool.drop_idle()
+        if self._traces is not None:
+            await asyncio.to_thread(self._traces.close)
 
     def _listen_to_signals(self, runtime: Runtime) -> None:
         for signum in (signal.SIGINT, signal.SIGTERM):
@@ -306,6 +326,16 @@ class _Server(uvicorn.Server):
 
     def capture_signals(self) -> contextlib.AbstractContextManager[None]:  # type: ignore[override]
         return contextlib.nullcontext()
+
+
+def _traces() -> Traces:
+    """Spans that go out by OTLP. SettingsError without the extra."""
+    try:
+        from polykv_proxy.api import traces  # noqa: PLC0415 - wants the extra
+
+        return traces.Traces(traces.otlp(), importlib.metadata.version("polykv-proxy"))
+    except ImportError as error:
+        raise SettingsError(f"--otel needs the extra otel ({error}); pip install 'polykv-proxy[otel]'") from error
 
 
 def _tell(runtime: Runtime, status: EngineStatus) -> None:

@@ -98,6 +98,7 @@ def serve(  # noqa: PLR0917 - typer reads options from the signature and passes 
     log_level: Annotated[str | None, _option("log_level", panel=_TIMES, metavar="debug|info|warning|error")] = None,
     log_format: Annotated[str | None, _option("log_format", panel=_TIMES, metavar="text|json")] = None,
     access_log: Annotated[bool, _option("access_log", "--access-log", panel=_TIMES)] = False,
+    otel: Annotated[bool, _option("otel", "--otel", panel=_TIMES)] = False,
     config: Annotated[Path | None, typer.Option("--config", help="TOML file with settings.", show_default=False)] = None,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
 ) -> None:

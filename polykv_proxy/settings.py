@@ -31,7 +31,7 @@ from polykv_proxy.errors import SettingsError
 
 ENV_PREFIX = "POLYKV_"
 SECRETS = frozenset({"engine_key", "api_key", "admin_key"})
-_SWITCHES = frozenset({"off", "access_log"})
+_SWITCHES = frozenset({"off", "access_log", "otel"})
 KEY_RULE = "a key is one or more printable ASCII characters without spaces and commas"
 _KEY = re.compile(r"[!-+\--~]+")
 
@@ -140,6 +140,10 @@ class Settings(BaseSettings):
     )
     log_format: Literal["text", "json"] = Field("text", description="Lines for people, or a JSON object a line.")
     access_log: bool = Field(False, description="A line in the log for each request that is over; never bodies or queries.")
+
+    otel: bool = Field(
+        False, description="Send OpenTelemetry traces to where the OTEL_EXPORTER_OTLP_… variables say; needs polykv-proxy[otel]."
+    )
 
     @field_validator("*", mode="before")
     @classmethod

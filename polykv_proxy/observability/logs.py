@@ -80,9 +80,10 @@ class LogLines(io.TextIOBase, TextIO):
 
 
 def _fields(record: logging.LogRecord) -> dict[str, object]:
-    request_id = REQUEST_ID.get()
-    fields = dict(getattr(record, "fields", {}))
-    return fields if request_id is None else {"request_id": request_id, **fields}
+    fields = {"request_id": REQUEST_ID.get(), **getattr(record, "fields", {})}
+    if fields["request_id"] is None:
+        del fields["request_id"]
+    return fields
 
 
 def _plain(value: object) -> str:

@@ -321,8 +321,10 @@ class Admission:
             found.threshold,
             verdict.waited_s,
             found.reason,
+            extra={"fields": {"request_id": ask.request_id}},  # perhaps told in the turn of another request
         )
-        self._hub.telemetry.news.publish(Topic.DECISION, verdict.outcome.value, **decision_facts(verdict, ask.session))
+        facts = decision_facts(verdict, ask.session)
+        self._hub.telemetry.news.publish(Topic.DECISION, verdict.outcome.value, **facts, request_id=ask.request_id)
 
 
 def _draining() -> ApiError:

@@ -104,6 +104,7 @@ class RequestDesk:
             wish.n_tasks,
             overcommit=wish.overcommit,
             continues=continues,
+            request_id=wish.request_id,
         )
         try:
             return await self._admission.enter(ask, held)

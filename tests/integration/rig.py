@@ -9,7 +9,7 @@ import asyncio
 import functools
 import json
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +154,7 @@ async def rig(
     admission: Limits | None = None,
     policy: Policy | None = None,
     hosts: LocalNames | None = None,
+    client: Callable[..., EngineClient] = EngineClient,
 ) -> AsyncIterator[Rig]:
     """A running rig. With `server` given, its engine is used and left running. `health`: what the supervisor says."""
     if server is None:
@@ -174,12 +175,13 @@ async def rig(
                 admission=admission,
                 policy=policy,
                 hosts=hosts,
+                client=client,
             ) as whole,
         ):
             yield whole
         return
     clock = clock or ManualClock()
-    client = EngineClient(EngineAddress(uds=str(server.path)), server.engine.key, api_key=server.engine.api_key)
+    engine_client = client(EngineAddress(uds=str(server.path)), server.engine.key, api_key=server.engine.api_key)
     options = RuntimeOptions(
         state_dir=state_dir,
         limits=limits or LedgerLimits(),
@@ -189,7 +191,7 @@ async def rig(
         admission=admission or Limits(),
         policy=policy,
     )
-    runtime = await Runtime.start(client, options, clock)
+    runtime = await Runtime.start(engine_client, options, clock)
     app = build_app(ApiContext(runtime, keys or Keys(), lambda: health or {}, default_pool=default_pool, hosts=hosts))
     add_page(app)
     api = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://proxy", timeout=30)

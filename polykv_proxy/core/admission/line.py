@@ -18,7 +18,7 @@ class Ask:
     `max_tokens` None: the caller set no limit. `n_tasks`: what the engine makes of it, each with a
     slot of its own while it runs. `session` None: it named none, and is one of its own while it runs. `unruled`: no
     policy has a say, it only counts for the bound of the whole server. `continues`: it is the next turn of a conversation without
-    a session id.
+    a session id. `request_id`: the caller's name for it.
     """
 
     req: int
@@ -31,6 +31,7 @@ class Ask:
     overcommit: bool = False
     unruled: bool = False
     continues: bool = False
+    request_id: str | None = None
 
 
 @dataclass(slots=True)

@@ -52,6 +52,16 @@ def test_what_is_said_while_a_request_is_worked_on_names_it(formatter: logging.F
     assert "request_id" not in _logged(formatter, lambda log: log.warning("x"))
 
 
+def test_an_event_may_be_about_another_request() -> None:
+    """Or about none."""
+    token = REQUEST_ID.set("r-1")
+    other = _logged(JsonLines(), lambda log: say(log, "x", {"request_id": "r-2"}))
+    none = _logged(JsonLines(), lambda log: say(log, "x", {"request_id": None}))
+    REQUEST_ID.reset(token)
+    assert json.loads(other)["request_id"] == "r-2"
+    assert "request_id" not in json.loads(none)
+
+
 def test_what_is_printed_for_people_becomes_events() -> None:
     """A line each, however it was written."""
 
