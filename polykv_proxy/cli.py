@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from polykv_proxy.cli_remote import register
+from polykv_proxy import cli_build, cli_remote
 from polykv_proxy.errors import SettingsError
 from polykv_proxy.exposure import command_line_notes
 from polykv_proxy.settings import Settings, default_text, flag, load_settings
@@ -40,7 +40,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-register(app)
+cli_remote.register(app)
+cli_build.register(app)
 
 _ENGINE, _PUBLIC, _POOLS, _TIMES = "Engine", "Listening and keys", "Pools and sessions", "Times and limits"
 

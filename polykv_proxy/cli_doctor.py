@@ -12,7 +12,10 @@ from typing import Any
 
 from polykv_proxy.engine.command import option_value
 
-BUILD = "build the engine with scripts/build_engine.sh and start with `polykv-proxy --engine ./llamafile -m MODEL.gguf`"
+BUILD = (
+    "build the engine with `polykv-proxy build-engine` (scripts/build_engine.sh in a checkout) and start with"
+    " `polykv-proxy --engine ./llamafile -m MODEL.gguf`"
+)
 
 
 class Level(StrEnum):

@@ -90,7 +90,7 @@ class Prepared:
         if settings.engine_key is None:
             return "give --engine-key, the LLAMA_ARG_POLYKV_KEY with which the engine was started"
         unlike = "either --engine-key is not the LLAMA_ARG_POLYKV_KEY with which it was started"
-        return f"{unlike}, or scripts/build_engine.sh did not build it"
+        return f"{unlike}, or it was not built by polykv-proxy build-engine"
 
     def close(self) -> None:
         """Let go of the socket and the folder."""

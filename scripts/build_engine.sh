@@ -148,9 +148,9 @@ install_engine() {
     rm -rf "${cache:?}/engines/$old"  # the last 24 that were used stay
   done
 }
-link_tree() {  # vendor/llamafile/llama.cpp: the tree, for reading
+link_tree() {  # vendor/llamafile/llama.cpp: the tree, for reading; an installed package is left as it is
   local link=$root/vendor/llamafile/llama.cpp
-  [ -n "$source_dir$sanitize" ] || [ ! -d "$cache/trees/$tree_key/src" ] || { [ -e "$link" ] && [ ! -L "$link" ]; } || ln -sfn "$cache/trees/$tree_key/src" "$link"
+  [ -n "$source_dir$sanitize" ] || [ ! -e "$root/pyproject.toml" ] || [ ! -d "$cache/trees/$tree_key/src" ] || { [ -e "$link" ] && [ ! -L "$link" ]; } || ln -sfn "$cache/trees/$tree_key/src" "$link"
 }
 
 if [ $times = 0 ] && [ -x "$cache/engines/$key/llama-server" ]; then install_engine; link_tree; exit 0; fi

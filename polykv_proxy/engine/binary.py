@@ -54,7 +54,9 @@ def inspect_binary(path: Path) -> EngineBinary:
 
 def _checked(path: Path) -> Path:
     if not path.is_file():
-        raise SettingsError(f"--engine {path}: no such file; build one with scripts/build_engine.sh")
+        raise SettingsError(
+            f"--engine {path}: no such file; build one with polykv-proxy build-engine, or scripts/build_engine.sh in a checkout"
+        )
     if not os.access(path, os.X_OK):
         raise SettingsError(f"--engine {path}: not executable; run: chmod +x {path}")
     return path.absolute()

@@ -17,10 +17,8 @@ N_CTX = 4096
 
 @contextmanager
 def served_tiny(engine: Path, folder: Path, *options: str, n_slots: int = 4, n_ctx: int = N_CTX) -> Iterator[Served]:
-    """Random weights: what they say depends on the whole prompt. SmolLM2's own template knows no tools."""
-    with _served(
-        engine, models.tiny_model("full"), folder, options, n_slots, n_ctx, "--chat-template-file", puppet.TEMPLATE
-    ) as served:
+    """Random weights: what they say depends on the whole prompt."""
+    with _served(engine, models.tiny_model("full"), folder, options, n_slots, n_ctx, "--chat-template-file", TEMPLATE) as served:
         yield served
 
 
