@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 from polykv_proxy.errors import ApiError
 
@@ -19,8 +19,7 @@ StreamStart: TypeAlias = Callable[[bytes], None]
 """Takes whole events of an event stream."""
 
 
-@dataclass(frozen=True, slots=True)
-class RelayRequest:
+class RelayRequest(NamedTuple):
     """A request on a generating route, read whole. `target` is the raw request target, `body` the decoded body bytes."""
 
     method: bytes

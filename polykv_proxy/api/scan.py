@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 from polykv_proxy.ports import Header
 
-_KEYS = (b'pool_id"', b'session_id"', b'shared_pool_slot"', b'shared_prefix_n_tokens"')
+_KEYS = re.compile(rb'_(?:id"(?:(?<=pool_id")|(?<=session_id"))|slot"(?<=shared_pool_slot")|n_tokens"(?<=shared_prefix_n_tokens"))')
+"""The end of a key of ours. Each begins at a `_`, which is rare: one pass, in half the time of four looks for the whole keys."""
 _MODEL = re.compile(rb'"model"\s*:\s*"[^"@\\]*+(?:\\.[^"@\\]*+)*+@', re.DOTALL)
 """A value with an `@`; escapes in front of it (JSON writers that keep to ASCII make them) hide nothing. Never goes back."""
 _ESCAPED = re.compile(rb"\\u00[4-7][0-9a-fA-F]")
@@ -21,10 +22,8 @@ _HEADERS = frozenset({b"x-pool-id", b"x-session-id"})
 
 def names_something(headers: Sequence[Header], body: bytes) -> bool:
     """May this request name a pool or a session by a header, a key of its body, or its model?"""
-    if any(name.lower() in _HEADERS for name, _ in headers):
+    if not _HEADERS.isdisjoint([name.lower() for name, _ in headers]):
         return True
-    if any(key in body for key in _KEYS):
+    if _KEYS.search(body) is not None or _ESCAPED.search(body) is not None:
         return True
-    if b"@" in body and _MODEL.search(body) is not None:
-        return True
-    return b"\\u00" in body and _ESCAPED.search(body) is not None
+    return b"@" in body and _MODEL.search(body) is not None

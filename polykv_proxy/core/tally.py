@@ -18,6 +18,8 @@ SHORT_S = (0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0
 class Ending(StrEnum):
     """How a relayed request ended."""
 
+    __hash__ = str.__hash__  # each request is counted by it, and that of Enum is many times slower
+
     COMPLETE = "complete"
     """The engine's reply was relayed whole."""
     ENGINE_ERROR = "engine_error"
@@ -32,6 +34,8 @@ class Ending(StrEnum):
 
 class Route(StrEnum):
     """Kinds of paths."""
+
+    __hash__ = str.__hash__  # each request is counted by it, and that of Enum is many times slower
 
     COMPLETIONS = "completions"
     CHAT = "chat"

@@ -15,13 +15,9 @@ from collections.abc import Awaitable, Sequence
 from typing import TYPE_CHECKING
 
 from polykv_proxy.api.relay import heads
-from polykv_proxy.api.relay.early import EarlyStream
+from polykv_proxy.api.relay.answer import Answer
 from polykv_proxy.api.relay.heads import BadHeadError, Framing
-from polykv_proxy.api.relay.held import Held, can_be_held
-from polykv_proxy.api.relay.reply import Reply, ReplyHead
-from polykv_proxy.api.relay.sse import error_event
-from polykv_proxy.api.relay.targets import decoded_path
-from polykv_proxy.core.request_ids import FIELD, request_id_of, shown
+from polykv_proxy.core.request_ids import shown
 from polykv_proxy.core.tally import Ending
 from polykv_proxy.errors import ApiError
 from polykv_proxy.observability.logs import REQUEST_ID
@@ -29,11 +25,11 @@ from polykv_proxy.ports import Header, Plan, Refusal, RelayRequest
 
 if TYPE_CHECKING:
     from polykv_proxy.api.relay.protocol import RelayProtocol
+    from polykv_proxy.api.relay.reply import ReplyHead
     from polykv_proxy.api.relay.upstream import Upstream
 
 _log = logging.getLogger(__name__)
 _REPEATABLE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
-_ERROR = 400
 
 
 class _Nobody:
@@ -75,7 +71,6 @@ class Exchange:
         self.disconnected = False
         self.running = False
         self.ending: Ending | None = None
-        self.status = 0
         self.request_id = request_id
         self.context: contextvars.Context | None = None
         self._since = 0.0
@@ -84,15 +79,13 @@ class Exchange:
         self._gated = gated and self.relay.gate is not None
         self._counted = counted
         self._refuse = refuse
-        self._buffer = bytearray()
+        self._parts: list[bytes] = []
+        self._n_kept = 0
         self._upstream: Upstream | None = None
         self._task: asyncio.Task[None] | None = None
         self._plan: Plan | None = None
         self._retried = False
-        self._reply = Reply(client.transport.write, http10=http10)
-        self._early: EarlyStream | None = None
-        self._held: Held | None = None
-        self._failed = False
+        self.answer = Answer(client.transport.write, method, target, http10=http10, request_id=request_id)
 
     # the client's side
 
@@ -127,11 +120,12 @@ class Exchange:
         if self._upstream is not None:
             self._upstream.write(heads.chunk(data) if self.framing.chunked else data)
             return
-        self._buffer += data
+        self._parts.append(data)
+        self._n_kept += len(data)
         if not self._gated:
-            if len(self._buffer) >= self.relay.limits.buffered:
+            if self._n_kept >= self.relay.limits.buffered:
                 self.client.hold_reading()
-        elif len(self._buffer) > self.relay.limits.scanned_body:
+        elif self._n_kept > self.relay.limits.scanned_body:
             self._too_large()
 
     def feed_end(self) -> None:
@@ -162,12 +156,9 @@ class Exchange:
     def refuse(self, error: ApiError | Refusal) -> None:
         """Answer in place of the engine."""
         self._ends_by(Ending.REFUSED)
-        if self._early is not None:
-            self._broken(error if isinstance(error, ApiError) else self._early.error_of(error.body))
-        elif isinstance(error, Refusal):
-            self._answer(error.status, error.headers, error.body)
-        else:
-            self._answer(error.status, error.headers(), error.body())
+        if not self.response_complete:
+            self.answer.refuse(error, keep_alive=self._keeps_if_answered())
+            self._close()
 
     def spoil(self, error: ApiError) -> None:
         """The rest of the request will never come, or must not be read: answer `error` when its turn comes, then close."""
@@ -177,7 +168,7 @@ class Exchange:
             self.cut(error)
         else:
             self._refuse = error
-            self._buffer.clear()
+            self._parts.clear()
 
     def cut(self, error: ApiError) -> None:
         """End now although the engine goes on."""
@@ -185,7 +176,12 @@ class Exchange:
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
             upstream.abort()
-        self._broken(error)
+        self._break_off(error)
+
+    @property
+    def status(self) -> int:
+        """That of the head that the client got; 0 while it has none."""
+        return self.answer.status
 
     @property
     def owed(self) -> bool:
@@ -206,8 +202,10 @@ class Exchange:
 
     def _ask_gate(self) -> None:
         self._since = time.perf_counter()
-        request = RelayRequest(self.method, self.target, self.headers, bytes(self._buffer))
-        self.framing = Framing(length=len(self._buffer))
+        body = b"".join(self._parts)
+        self._parts = [body]
+        self.framing = Framing(length=len(body))
+        request = RelayRequest(self.method, self.target, self.headers, body)
         gate = self.relay.gate
         try:
             concerned = gate is not None and gate.concerns(request)
@@ -221,12 +219,7 @@ class Exchange:
 
     def _begin_stream(self, events: bytes) -> None:
         """The client's event stream begins, or goes on, although the engine has not answered."""
-        if self._early is None:
-            self._early = EarlyStream(self._reply)
-            self.status = 200
-            self.keep_alive = self._early.begin(self._named(()), keep_alive=self.keep_alive)
-        self._reply.body(events)
-        self._reply.flush()
+        self.answer.begin_stream(events, keep_alive=self.keep_alive)
 
     async def _decide(self, asked: Awaitable[Plan | Refusal]) -> None:
         if self.request_id is not None:
@@ -301,15 +294,15 @@ class Exchange:
         if not self._retried:
             self.relay.tally.delay_s.add(time.perf_counter() - self._since)
         self._upstream = upstream
-        upstream.begin(self, head + self._take_buffer(), head_only=self.method == b"HEAD")
+        upstream.begin(self, head + self._take_body(), head_only=self.method == b"HEAD")
         if self.client.flow.write_paused:
             upstream.pause()
-        if upstream.writable:
+        if upstream.writable and self.client.flow.read_paused:
             self.client.let_read()
 
-    def _take_buffer(self) -> bytes:
-        body = bytes(self._buffer)
-        self._buffer.clear()
+    def _take_body(self) -> bytes:
+        body = b"".join(self._parts)
+        self._parts.clear()
         if not self.framing.chunked:
             return body
         return (heads.chunk(body) if body else b"") + (b"" if self.more_body else heads.LAST_CHUNK)
@@ -324,75 +317,34 @@ class Exchange:
 
     # the engine's side: reply
 
-    def upstream_head(self, status: int, reason: bytes, headers: list[Header], framing: Framing, *, bodiless: bool) -> None:
-        """The reply's head: goes to the client at once, or when the body is whole."""
-        self._failed = status >= _ERROR
-        head = ReplyHead(status, reason, headers, framing, bodiless)
-        if self._early is not None:
-            self._early.head(head)
-            return
+    def upstream_head(self, came: ReplyHead) -> None:
+        """The engine's answer begins."""
+        extra = () if self._plan is None else self._reply_headers(self._plan, came)
         amend = self.relay.amendment(self.method, self.target)
-        if amend is not None and can_be_held(head):
-            self._held = Held(head, amend)
-        else:
-            self._begin_reply(head)
-
-    def _begin_reply(self, head: ReplyHead) -> None:
-        self.status = head.status
-        added = self._named(self._reply_headers(head.status, head.headers), head.headers)
         try:
-            self.keep_alive = self._reply.head(head, added, keep_alive=self.keep_alive)
+            self.answer.head(came, extra, amend, keep_alive=self.keep_alive)
         except BadHeadError as error:
             self.cut(ApiError("engine_protocol", f"The engine's reply cannot be relayed: {error}."))
 
-    def _named(self, added: Sequence[Header], there: Sequence[Header] = ()) -> Sequence[Header]:
-        """With the client's id of its request, where it gave one and the engine does not return it itself."""
-        if self.request_id is None or request_id_of(there) is not None:
-            return added
-        return [*added, (FIELD, self.request_id)]
-
-    def _reply_headers(self, status: int, headers: list[Header]) -> Sequence[Header]:
-        if self._plan is None:
-            return ()
+    @staticmethod
+    def _reply_headers(plan: Plan, came: ReplyHead) -> Sequence[Header]:
         try:
-            return self._plan.reply_headers(status, headers)
+            return plan.reply_headers(came.status, came.headers)
         except Exception:
             _log.exception("the headers of a reply could not be made; it goes without them")
             return ()
 
-    def upstream_body(self, data: bytes) -> None:
-        """Bytes of the reply's body."""
-        if self._early is not None and self._early.keeps(data):
-            return
-        if self._held is None:
-            self._reply.body(data)
-        elif not self._held.feed(data):
-            held, self._held = self._held, None
-            self._begin_reply(held.head)
-            self._reply.body(bytes(held.body))
-
-    def upstream_flush(self) -> None:
-        """Everything of one read goes to the client in one write."""
-        self._reply.flush()
-
     def upstream_complete(self, *, keep: bool) -> None:
         """The reply is whole."""
-        if self._held is not None:
-            held, self._held = self._held, None
-            head, body = held.whole()
-            self._begin_reply(head)
-            self._reply.body(body)
-        self._ends_by(Ending.ENGINE_ERROR if self._failed or self._reply.failed else Ending.COMPLETE)
+        self._ends_by(Ending.ENGINE_ERROR if self.answer.failed else Ending.COMPLETE)
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
             if keep and not self.more_body:
                 self.relay.pool.release(upstream)
             else:
                 upstream.abort()
-        if self._early is not None and (error := self._early.error()) is not None:
-            self._broken(error)
-        elif not self.response_complete:
-            self._reply.end()
+        if not self.response_complete:
+            self.answer.end()
             self._close()
 
     def upstream_lost(self, why: str) -> None:
@@ -409,17 +361,11 @@ class Exchange:
             return
         self.relay.on_lost()
         self._ends_by(Ending.ENGINE_LOST)
-        self._broken(self.relay.pool.refusal or _away(f"{why[0].upper()}{why[1:]} before the answer was complete."))
+        self._break_off(self.relay.pool.refusal or _away(f"{why[0].upper()}{why[1:]} before the answer was complete."))
 
-    def _broken(self, error: ApiError) -> None:
-        if not self._reply.begun:
-            self.refuse(error)
-        elif self._reply.streams:
-            self._reply.cut(error_event(decoded_path(self.target), error.code, error.kind.type, error.message))
-            self._close()
-        else:
-            self._reply.flush()
-            self.keep_alive = False
+    def _break_off(self, error: ApiError) -> None:
+        if not self.response_complete:
+            self.answer.break_off(error, keep_alive=self._keeps_if_answered())
             self._close()
 
     # the end
@@ -432,21 +378,17 @@ class Exchange:
         limit = self.relay.limits.scanned_body
         self.spoil(ApiError("body_too_large", f"The body is larger than the {limit} bytes that this route takes: send less."))
 
-    def _answer(self, status: int, headers: Sequence[Header], body: bytes) -> None:
-        if self.response_complete:
-            return
-        if self.more_body and self._expects:
-            self.keep_alive = False
-        self.status = status
-        whole = heads.answer(status, self._named(headers), body, head_only=self.method == b"HEAD", close=not self.keep_alive)
-        self.client.transport.write(whole)
-        self._close()
+    def _keeps_if_answered(self) -> bool:
+        """Can the connection be kept after an answer of ours? A body that waits for `100 Continue` may come, or never."""
+        self.keep_alive = self.keep_alive and not (self.more_body and self._expects)
+        return self.keep_alive
 
     def _close(self) -> None:
         if self.response_complete:
             return
         linger = self.more_body
         self._end()
+        self.keep_alive = self.keep_alive and self.answer.keeps
         if not self.keep_alive:
             self.client.close(linger=linger)
         self.client.on_response_complete()
@@ -460,7 +402,7 @@ class Exchange:
         task, self._task = self._task, None
         if task is not None and task is not asyncio.current_task(self.client.loop):
             task.cancel()
-        self._buffer.clear()
+        self._parts.clear()
         plan, self._plan = self._plan, None
         if self.running:
             self.running = False

@@ -8,20 +8,27 @@ from __future__ import annotations
 
 import http
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from polykv_proxy.core import request_ids
 from polykv_proxy.ports import Header
 
-_HOP = frozenset({b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"})
-_REQUEST_DROP = _HOP | {b"content-length", b"expect"}
-_REPLY_DROP_ALL = _HOP | {b"content-length"}
+_CROSSES, _DROPPED, _CONNECTION, _LENGTH, _ENCODING, _EXPECT = range(6)
+_KINDS_OF = {
+    b"connection": _CONNECTION,
+    b"content-length": _LENGTH,
+    b"transfer-encoding": _ENCODING,
+    b"expect": _EXPECT,
+    **dict.fromkeys((b"keep-alive", b"proxy-connection", b"te", b"trailer", b"upgrade"), _DROPPED),
+}
 _OURS = b"x-polykv-"
+_HOSTS = (b"Host: ", b"host: ")
 _PLAIN_CONNECTION = frozenset({b"keep-alive", b"close", b"upgrade", b"te", b""})
+
 _VERSIONS = ("1.1", "1.0")
 _N_EXPECT, _N_ID = len(b"expect"), len(request_ids.FIELD)
 
-CHUNKED = b"Transfer-Encoding: chunked\r\n"
+_CHUNKED = b"Transfer-Encoding: chunked"
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -30,12 +37,31 @@ class BadHeadError(ValueError):
     """A head that must not be relayed; the text says why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Framing:
+class Framing(NamedTuple):
     """How the body of one message is delimited: `chunked`, a `length`, or neither (none, or until the connection closes)."""
 
     length: int | None = None
     chunked: bool = False
+
+
+NO_BODY = Framing()
+
+
+class _Kinds(dict[bytes, int]):
+    """What becomes of a field, by its name as it is spelled. Asked for every field, of which there are few names.
+
+    Learnt within bounds: names of strangers are not kept for ever.
+    """
+
+    def __missing__(self, name: bytes) -> int:
+        lower = name.lower()
+        kind = _DROPPED if lower.startswith(_OURS) else _KINDS_OF.get(lower, _CROSSES)
+        if len(name) <= 64 and len(self) < 1024:
+            self[name] = kind
+        return kind
+
+
+_KINDS = _Kinds()
 
 
 def framing_of(headers: Iterable[Header], version: str = "1.1") -> Framing:
@@ -45,10 +71,10 @@ def framing_of(headers: Iterable[Header], version: str = "1.1") -> Framing:
     length: int | None = None
     chunked = False
     for name, value in headers:
-        lower = name.lower()
-        if lower == b"content-length":
+        kind = _KINDS[name]
+        if kind == _LENGTH:
             length = int(value)
-        elif lower == b"transfer-encoding":
+        elif kind == _ENCODING:
             if value.strip().lower() != b"chunked":
                 raise BadHeadError("only the transfer encoding 'chunked' is understood")
             chunked = True
@@ -73,18 +99,14 @@ def notes_of(headers: Iterable[Header]) -> tuple[bool, bytes | None]:
 
 def request_head(method: bytes, target: bytes, headers: Sequence[Header], framing: Framing, extra: Sequence[Header] = ()) -> bytes:
     """Head of a relayed request. A missing Host (HTTP/1.0) is supplied, since the engine is spoken to in HTTP/1.1."""
-    parts = [method, b" ", target, b" HTTP/1.1\r\n"]
-    lines, names = _kept(headers, _REQUEST_DROP)
-    if b"host" not in names:
-        parts.append(b"Host: localhost\r\n")
-    parts += lines
+    lines = _kept(headers)
+    if not (lines and lines[0].startswith(_HOSTS)) and not any(line[:5].lower() == b"host:" for line in lines):
+        lines.insert(0, b"Host: localhost")
     if framing.chunked:
-        parts.append(CHUNKED)
+        lines.append(_CHUNKED)
     elif framing.length is not None:
-        parts.append(b"Content-Length: %d\r\n" % framing.length)
-    parts += _lines(extra)
-    parts.append(b"\r\n")
-    return b"".join(parts)
+        lines.append(b"Content-Length: %d" % framing.length)
+    return _head(method + b" " + target + b" HTTP/1.1", lines, extra)
 
 
 def reply_head(
@@ -98,16 +120,12 @@ def reply_head(
     extra: Sequence[Header] = (),
 ) -> bytes:
     """Head of a relayed reply. At most one framing field: the engine's length (`keep_length`), `chunked`, or none."""
-    parts = [b"HTTP/1.1 %d %s\r\n" % (status, reason)]
-    lines, _names = _kept(headers, _HOP if keep_length else _REPLY_DROP_ALL)
-    parts += lines
+    lines = _kept(headers, _EXPECT, _LENGTH) if keep_length else _kept(headers, _EXPECT)
     if chunked:
-        parts.append(CHUNKED)
+        lines.append(_CHUNKED)
     if close:
-        parts.append(b"Connection: close\r\n")
-    parts += _lines(extra)
-    parts.append(b"\r\n")
-    return b"".join(parts)
+        lines.append(b"Connection: close")
+    return _head(b"HTTP/1.1 %d %b" % (status, reason), lines, extra)
 
 
 def answer(status: int, headers: Sequence[Header], body: bytes, *, head_only: bool, close: bool) -> bytes:
@@ -126,6 +144,11 @@ def answer(status: int, headers: Sequence[Header], body: bytes, *, head_only: bo
 def chunk(data: bytes) -> bytes:
     """One chunk of a chunked body; `data` is not empty."""
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+def has_line_break(headers: Iterable[Header]) -> bool:
+    """Would a field be more than one line?"""
+    return any(b"\n" in value or b"\r" in value for _, value in headers)
 
 
 def wants_upgrade(headers: Iterable[Header]) -> bytes | None:
@@ -149,22 +172,29 @@ def plain_head(method: bytes, target: bytes, version: bytes, headers: Sequence[H
     return b"%b %b HTTP/%b\r\n%b\r\n" % (method, target, version, b"".join(lines))
 
 
-def _kept(headers: Sequence[Header], drop: frozenset[bytes]) -> tuple[list[bytes], set[bytes]]:
-    kept: list[tuple[bytes, bytes]] = []
-    named: set[bytes] = set()
+def _kept(headers: Iterable[Header], *also: int) -> list[bytes]:
+    """Lines of the fields that cross, and of those kinds that cross here `also`."""
+    lines, named = [], b""
     for name, value in headers:
-        lower = name.lower()
-        if lower in drop or lower.startswith(_OURS):
-            if lower == b"connection":
-                named.update(token.strip().lower() for token in value.split(b","))
-            continue
-        if b"\n" in value or b"\r" in value:
-            raise BadHeadError(f"the field {name.decode('latin-1')!r} contains a line break")
-        kept.append((lower, b"%b: %b\r\n" % (name, value)))
-    named -= _PLAIN_CONNECTION
+        kind = _KINDS[name]
+        if not kind or kind in also:
+            lines.append(name + b": " + value)
+        elif kind == _CONNECTION:
+            named += value + b","
     if named:
-        kept = [field for field in kept if field[0] not in named]
-    return [line for _, line in kept], {lower for lower, _ in kept}
+        own = {token.strip().lower() for token in named.split(b",")} - _PLAIN_CONNECTION
+        lines = [line for line in lines if line.partition(b":")[0].lower() not in own]
+    return lines
+
+
+def _head(first: bytes, lines: list[bytes], extra: Sequence[Header]) -> bytes:
+    """A head of these lines. BadHeadError when it has more of them than that."""
+    if extra:
+        lines += [name + b": " + value for name, value in extra]
+    head = b"\r\n".join([first, *lines, b"\r\n"])
+    if not head.count(b"\n") == head.count(b"\r") == len(lines) + 2:
+        raise BadHeadError("a field contains a line break")
+    return head
 
 
 def _lines(headers: Iterable[Header]) -> list[bytes]:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from polykv_proxy.api.relay.heads import Framing
+from polykv_proxy.api.relay.heads import Framing, has_line_break
 from polykv_proxy.api.relay.reply import ReplyHead
 
 _log = logging.getLogger(__name__)
@@ -40,11 +40,11 @@ class Held:
             return self.head, bytes(self.body)
         kept = [(name, value) for name, value in self.head.headers if name.lower() != b"content-length"]
         headers = [*kept, (b"Content-Length", b"%d" % len(made))]
-        return replace(self.head, headers=headers, framing=Framing(length=len(made))), made
+        return self.head._replace(headers=headers, framing=Framing(length=len(made))), made
 
 
 def can_be_held(head: ReplyHead) -> bool:
-    """Is it a whole page of plain JSON?"""
+    """Is it a whole page of plain JSON, with a head that can be relayed?"""
     fields = {name.lower(): value.lower() for name, value in head.headers}
     plain = fields.get(b"content-type", b"").startswith(b"application/json") and b"content-encoding" not in fields
-    return head.status == 200 and plain and not head.bodiless
+    return head.status == 200 and plain and not head.bodiless and not has_line_break(head.headers)

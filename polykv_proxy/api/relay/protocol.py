@@ -16,7 +16,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from polykv_proxy.api.relay import heads
 from polykv_proxy.api.relay.exchange import Exchange
-from polykv_proxy.api.relay.heads import BadHeadError, Framing, framing_of, plain_head, wants_upgrade
+from polykv_proxy.api.relay.heads import NO_BODY, BadHeadError, Framing, framing_of, plain_head, wants_upgrade
 from polykv_proxy.api.relay.patience import Patience
 from polykv_proxy.api.relay.targets import Where
 from polykv_proxy.errors import ApiError
@@ -53,7 +53,9 @@ class RelayProtocol(HttpToolsProtocol):
         self._own: Any = None
         self._moved = False
         self._still_bytes = 0
-        self._head_bytes = 0
+        self._n_read = 0
+        self._n_fed = 0
+        self._idle_since: float | None = None
         self._unfinished = False
         self._patience: Patience | None = None
 
@@ -62,8 +64,10 @@ class RelayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._dead:
             return
-        self._unset_keepalive_if_required()
+        self._idle_since = None
         self._moved = False
+        self._n_read = len(data)
+        self._n_fed += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -74,7 +78,8 @@ class RelayProtocol(HttpToolsProtocol):
             self._reject(ApiError("internal_error", "The proxy failed on this request; its log has the details."))
         except httptools.HttpParserError as error:
             self._reject(_invalid(error))
-        self._bound_head(len(data))
+        if self._in_head or not self._moved or self._still_bytes:
+            self._bound_head(len(data))
         if self._unfinished:
             self._wait_for_more()
         if len(self.pipeline) >= self.relay.limits.pipelined:
@@ -83,8 +88,13 @@ class RelayProtocol(HttpToolsProtocol):
     def _bound_head(self, size: int) -> None:
         """Reads in which no message begins or ends and no body comes are head, chunk framing or trailer: the parser keeps them."""
         self._still_bytes = 0 if self._moved else self._still_bytes + size
-        if max(self._still_bytes, self._head_bytes if self._in_head else 0) > self.relay.limits.head:
+        if self._still_bytes > self.relay.limits.head or (self._in_head and self._head_is_too_large(self._raw)):
             self._reject(_head_too_large(self.relay.limits.head))
+
+    def _head_is_too_large(self, head: list[Header]) -> bool:
+        """Is it, so far? Counted only when all bytes since the read in which it begins are too many."""
+        limit = self.relay.limits.head
+        return self._n_fed > limit and len(self._target) + sum(len(name) + len(value) + 4 for name, value in head) > limit
 
     def _wait_for_more(self) -> None:
         if self._patience is None:
@@ -140,48 +150,50 @@ class RelayProtocol(HttpToolsProtocol):
         self._raw = []
         self._target = b""
         self._in_head = True
-        self._head_bytes = 0
+        self._n_fed = self._n_read
 
     def on_url(self, url: bytes) -> None:
         self._target += url
-        self._head_bytes += len(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:
-            self._raw.append((name, value))
-            self._head_bytes += len(name) + len(value) + 4
+        self._raw.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         if self._dead:  # the rest of a read whose beginning ended the connection
             return
+        head, self._raw = self._raw, []  # what comes now is a trailer, of which nothing is kept
         method = self.parser.get_method()
         if self.parser.should_upgrade():
-            refusal = _upgrade_refusal(method, self._raw)
+            refusal = _upgrade_refusal(method, head)
             if refusal is None:
                 self._declined = True
+                self._raw = head
             else:
-                exchange = self._exchange(method, Framing(), refuse=refusal)
+                exchange = self._exchange(method, head, NO_BODY, refuse=refusal)
                 exchange.keep_alive = exchange.keep_alive and method != b"CONNECT"  # what follows was meant for somebody else
                 self._enqueue(exchange)
             return
-        where = self.relay.routes.where(method, self._target)
-        if self._head_bytes > self.relay.limits.head:
+        if self._head_is_too_large(head):
             self._reject(_head_too_large(self.relay.limits.head))
             return
         try:
-            framing = framing_of(self._raw, self.parser.get_http_version())
+            framing = framing_of(head, self.parser.get_http_version())
         except BadHeadError as error:
-            exchange = self._exchange(method, Framing(), refuse=_invalid(error))
+            exchange = self._exchange(method, head, NO_BODY, refuse=_invalid(error))
             exchange.keep_alive = False
             self._enqueue(exchange)
             return
+        where = self.relay.routes.where(method, self._target)
         if where is Where.OWN:
-            self._to_app()
-            return
-        refuse = _NOT_FOUND if where is Where.PRIVATE else self._objection() if where is Where.POOLLESS else None
-        counted = where is Where.POOLLESS and self.relay.gate is not None and self.relay.gate.counts
-        self._enqueue(self._exchange(method, framing, gated=where is Where.GENERATE, counted=counted, refuse=refuse))
+            self._to_app(head)
+        elif where is Where.PRIVATE:
+            self._enqueue(self._exchange(method, head, framing, refuse=_NOT_FOUND))
+        elif where is Where.POOLLESS and self.relay.gate is not None:
+            counted, refuse = self.relay.gate.counts, self.relay.gate.objection(head)
+            self._enqueue(self._exchange(method, head, framing, counted=counted, refuse=refuse))
+        else:
+            self._enqueue(self._exchange(method, head, framing, gated=where is Where.GENERATE))
 
     def on_body(self, body: bytes) -> None:
         self._moved = True
@@ -204,14 +216,10 @@ class RelayProtocol(HttpToolsProtocol):
 
     # who answers
 
-    def _objection(self) -> Refusal | None:
-        """The gate's word on a request that is relayed without a plan."""
-        gate = self.relay.gate
-        return None if gate is None else gate.objection(self._raw)
-
     def _exchange(
         self,
         method: bytes,
+        head: list[Header],
         framing: Framing,
         *,
         gated: bool = False,
@@ -219,12 +227,12 @@ class RelayProtocol(HttpToolsProtocol):
         refuse: ApiError | Refusal | None = None,
     ) -> Exchange:
         http10 = self.parser.get_http_version() == "1.0"
-        expects, request_id = heads.notes_of(self._raw)
+        expects, request_id = heads.notes_of(head)
         return Exchange(
             self,
             method,
             self._target,
-            self._raw,
+            head,
             framing,
             http10=http10,
             keep_alive=not http10 and self.parser.should_keep_alive(),
@@ -235,10 +243,10 @@ class RelayProtocol(HttpToolsProtocol):
             request_id=request_id if self.relay.echoes else None,
         )
 
-    def _to_app(self) -> None:
+    def _to_app(self, head: list[Header]) -> None:
         super().on_message_begin()
         self.url = self._target
-        for name, value in self._raw:
+        for name, value in head:
             super().on_header(name, value)
         super().on_headers_complete()
 
@@ -271,7 +279,7 @@ class RelayProtocol(HttpToolsProtocol):
         self._dead = True
         broken = self.cycle
         if self._in_head or broken is None or broken.response_complete or not broken.more_body:
-            self._enqueue(Exchange(self, b"", b"", [], Framing(), keep_alive=False, refuse=error))
+            self._enqueue(Exchange(self, b"", b"", [], NO_BODY, keep_alive=False, refuse=error))
         elif isinstance(broken, Exchange):
             broken.spoil(error)
         else:
@@ -281,7 +289,7 @@ class RelayProtocol(HttpToolsProtocol):
         """The body of a request for the application cannot be read: say so in its place, if nothing was said yet."""
         for place, (waiting, _) in enumerate(self.pipeline):
             if waiting is cycle:
-                refused = Exchange(self, b"", b"", [], Framing(), keep_alive=False, refuse=error)
+                refused = Exchange(self, b"", b"", [], NO_BODY, keep_alive=False, refuse=error)
                 self.cycle = refused  # type: ignore[assignment]
                 self.pipeline[place] = (refused, self.app)  # type: ignore[assignment]
                 return
@@ -300,12 +308,18 @@ class RelayProtocol(HttpToolsProtocol):
             self.loop.call_later(_LINGER_S, self.transport.close)
 
     def on_response_complete(self) -> None:
-        if self._dead and not self.pipeline:
-            self.server_state.total_requests += 1
-        else:
-            super().on_response_complete()
-            if len(self.pipeline) >= self.relay.limits.pipelined:
-                self.hold_reading()
+        """The next request of the row begins, or the connection is idle."""
+        self.server_state.total_requests += 1
+        if (self._dead and not self.pipeline) or self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if not self.pipeline:
+            self._idle_since = self.loop.time()
+            return
+        cycle, app = self.pipeline.pop()
+        self._start_asgi_task(cycle, app)
+        if len(self.pipeline) >= self.relay.limits.pipelined:
+            self.hold_reading()
 
     # uvicorn's protocol interface
 
@@ -314,7 +328,8 @@ class RelayProtocol(HttpToolsProtocol):
         if len(self.connections) > self.relay.limits.connections:
             self._turn_away()
             return
-        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self.timeout_keep_alive_handler)
+        self._idle_since = self.loop.time()
+        self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive, self._close_if_idle)
 
     def _turn_away(self) -> None:
         """One connection too many: told so at once, whatever it would have sent."""
@@ -324,11 +339,21 @@ class RelayProtocol(HttpToolsProtocol):
         self.transport.write(heads.answer(error.status, error.headers(), error.body(), head_only=False, close=True))
         self.close(linger=True)
 
+    def _close_if_idle(self) -> None:
+        """One timer a connection, which looks again when its time is not up: starting one for each request costs more."""
+        now = self.loop.time()
+        idle_s = 0.0 if self._idle_since is None else now - self._idle_since
+        if idle_s < self.timeout_keep_alive:
+            self.timeout_keep_alive_task = self.loop.call_later(self.timeout_keep_alive - idle_s, self._close_if_idle)
+        elif not self.transport.is_closing():
+            self.transport.close()
+
     def connection_lost(self, exc: Exception | None) -> None:
         if self._own is not None and not self._own.response_complete:  # perhaps not the last of a row, which is all uvicorn tells
             self._own.disconnected = True
             self._own.message_event.set()
         super().connection_lost(exc)
+        self._unset_keepalive_if_required()
         self._dead = True
         if self._patience is not None:
             self._patience.over()

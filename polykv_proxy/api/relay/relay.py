@@ -74,8 +74,7 @@ class Relay:
         self.running: set[Exchange] = set()
         self.n_relayed = 0
         self._draining: ApiError | None = None
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._last_left = asyncio.Event()
 
     @property
     def refusal(self) -> ApiError | None:
@@ -101,7 +100,6 @@ class Relay:
         if exchange.method == b"POST":
             self.on_post()
         self.n_relayed += 1
-        self._idle.clear()
 
     def leave(self, exchange: Exchange) -> None:
         """An exchange is over, for whatever reason."""
@@ -109,8 +107,8 @@ class Relay:
         for observer in self.observers:
             observer.ended(exchange)
         self.tally.ended[self.routes.kind(exchange.target), exchange.ending or Ending.CUT] += 1
-        if not self.running:
-            self._idle.set()
+        if self._draining is not None and not self.running:
+            self._last_left.set()
 
     @property
     def n_generating(self) -> int:
@@ -126,8 +124,10 @@ class Relay:
         self._draining = ApiError("draining", "The proxy is shutting down.", retry_after_s=retry_after_s)
 
     async def drained(self) -> None:
-        """Wait until nothing is in flight."""
-        await self._idle.wait()
+        """Wait until nothing is in flight, after `drain`."""
+        while self.running:
+            self._last_left.clear()
+            await self._last_left.wait()
 
     def cut(self, code: str, message: str) -> None:
         """End what is in flight: event streams with an error event, requests without a reply with a 503, others by closing."""

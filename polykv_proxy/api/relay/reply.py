@@ -6,7 +6,7 @@ Law: everything of one read of the engine goes out in one write. It knows the cl
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from polykv_proxy.api.relay import heads
 from polykv_proxy.api.relay.heads import Framing
@@ -14,8 +14,7 @@ from polykv_proxy.api.relay.sse import SseTail, sse_of
 from polykv_proxy.ports import Header
 
 
-@dataclass(frozen=True, slots=True)
-class ReplyHead:
+class ReplyHead(NamedTuple):
     """The head as the engine sent it. `bodiless`: nothing follows it, whatever it says."""
 
     status: int
@@ -69,11 +68,10 @@ class Reply:
 
     def body(self, data: bytes) -> None:
         """Bytes of the body."""
-        if self._bodiless:
-            return
         if self._sse is not None:
             data = self._sse.feed(data)
-        self._add(data)
+        if data and not self._bodiless:
+            self._out.append(heads.chunk(data) if self._chunked else data)
 
     def flush(self) -> None:
         """Write what there is."""
@@ -91,11 +89,8 @@ class Reply:
         self._finish(self._sse.cut(event))
 
     def _finish(self, data: bytes) -> None:
-        self._add(data)
+        if data:
+            self._out.append(heads.chunk(data) if self._chunked else data)
         if self._chunked:
             self._out.append(heads.LAST_CHUNK)
         self.flush()
-
-    def _add(self, data: bytes) -> None:
-        if data:
-            self._out.append(heads.chunk(data) if self._chunked else data)

@@ -64,15 +64,25 @@ class Routes:
     own_exact: frozenset[bytes] = frozenset()
     generating: frozenset[bytes] = field(init=False)
     poolless: frozenset[bytes] = field(init=False)
+    _posts: dict[bytes, Where] = field(init=False)
+    """Of the usual targets, spelled as usual: all others take the longer way."""
+    _kinds: dict[bytes, Route] = field(init=False)
 
     def __post_init__(self) -> None:
+        kinds = {self.api_prefix + path: kind for path, kind in _KINDS.items()}
         object.__setattr__(self, "generating", frozenset(self.api_prefix + path for path in _GENERATING))
         object.__setattr__(self, "poolless", frozenset(self.api_prefix + path for path in _POOLLESS))
+        object.__setattr__(self, "_posts", {path: self._where(b"POST", path) for path in kinds})
+        object.__setattr__(self, "_kinds", kinds)
 
     def where(self, method: bytes, target: bytes) -> Where:
         """1. a path with a segment `_polykv` is private. 2. own paths. 3. GET and HEAD on engine paths that we extend. 4. POST on
         generating or poolless paths. 5. the engine's.
         """
+        usual = self._posts.get(target) if method == b"POST" else None
+        return usual or self._where(method, target)
+
+    def _where(self, method: bytes, target: bytes) -> Where:
         path = decoded_path(target)
         if b"_polykv" in path and b"_polykv" in path.split(b"/"):
             return Where.PRIVATE
@@ -88,7 +98,7 @@ class Routes:
 
     def kind(self, target: bytes) -> Route:
         """What a path is for, whatever the method."""
-        return _KINDS.get(decoded_path(target).removeprefix(self.api_prefix), Route.OTHER)
+        return self._kinds.get(target) or _KINDS.get(decoded_path(target).removeprefix(self.api_prefix), Route.OTHER)
 
 
 def decoded_path(target: bytes) -> bytes:

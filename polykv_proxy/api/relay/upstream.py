@@ -9,13 +9,16 @@ import asyncio
 import select
 import socket
 import struct
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import httptools
 
 from polykv_proxy.api.relay.heads import BadHeadError, Framing, framing_of
+from polykv_proxy.api.relay.reply import ReplyHead
 
 if TYPE_CHECKING:
+    from polykv_proxy.api.relay.answer import Answer
     from polykv_proxy.api.relay.upstream_pool import UpstreamPool
     from polykv_proxy.ports import Header
 
@@ -24,11 +27,11 @@ _RESET = struct.pack("ii", 1, 0)
 
 
 class UpstreamUser(Protocol):
-    """What a connection tells the exchange that uses it. `upstream_flush` ends each batch of the others."""
+    """What a connection tells the exchange that uses it; the bytes of the reply go to its `answer`."""
 
-    def upstream_head(self, status: int, reason: bytes, headers: list[Header], framing: Framing, *, bodiless: bool) -> None: ...
-    def upstream_body(self, data: bytes) -> None: ...
-    def upstream_flush(self) -> None: ...
+    @property
+    def answer(self) -> Answer: ...
+    def upstream_head(self, came: ReplyHead) -> None: ...
     def upstream_complete(self, *, keep: bool) -> None: ...
     def upstream_lost(self, why: str) -> None: ...
     def upstream_writable(self, ok: bool) -> None: ...
@@ -46,7 +49,7 @@ class Upstream(asyncio.Protocol):
         self.counted = False
         self.began = False
         self.writable = True
-        self._poll: select.poll | None = None
+        self._poll: Callable[[int], list[tuple[int, int]]] | None = None
         self._reading_paused = False
         self._tcp = False
         self._parser: Any = httptools.HttpResponseParser(self)
@@ -108,9 +111,10 @@ class Upstream(asyncio.Protocol):
             return False
         if self._poll is None:
             sock = self.transport.get_extra_info("socket")
-            self._poll = select.poll()
-            self._poll.register(sock.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0))
-        return not self._poll.poll(0)
+            poll = select.poll()
+            poll.register(sock.fileno(), select.POLLIN | select.POLLHUP | select.POLLERR | getattr(select, "POLLRDHUP", 0))
+            self._poll = poll.poll
+        return not self._poll(0)
 
     # asyncio.Protocol
 
@@ -136,14 +140,14 @@ class Upstream(asyncio.Protocol):
             self._dirty = True
         if self.user is not user:
             return
-        user.upstream_flush()
+        user.answer.flush()
         if self._complete:
             self._finish()
 
     def eof_received(self) -> bool:
         if self.user is not None and self._until_close and not self._complete:
             self._complete = True
-            self.user.upstream_flush()
+            self.user.answer.flush()
             self._finish()
         return False
 
@@ -190,12 +194,12 @@ class Upstream(asyncio.Protocol):
             return
         self._in_body = True
         bodiless = self._head_only or status in _BODILESS
-        framing = self._framing()
+        framing = _framing(self._headers)
         self._until_close = not bodiless and framing.length is None and not framing.chunked
         # llama-server says keep-alive on chunked replies and closes right after them: using such a connection again is a race
         self._keep = self._parser.should_keep_alive() and not self._until_close and not framing.chunked
         if self.user is not None:
-            self.user.upstream_head(status, self._reason, self._headers, framing, bodiless=bodiless)
+            self.user.upstream_head(ReplyHead(status, self._reason, self._headers, framing, bodiless))
         if bodiless:
             self._keep = self._keep or (self._head_only and not _says_close(self._headers))
             self._complete = True
@@ -204,19 +208,13 @@ class Upstream(asyncio.Protocol):
         if self._complete:
             self._dirty = True
         elif self.user is not None:
-            self.user.upstream_body(data)
+            self.user.answer.body(data)
 
     def on_message_complete(self) -> None:
         if self._status >= 200:
             self._complete = True
 
     # ends
-
-    def _framing(self) -> Framing:
-        try:
-            return framing_of(self._headers)
-        except BadHeadError:
-            return Framing(chunked=True)
 
     def _finish(self) -> None:
         user, self.user = self.user, None
@@ -232,6 +230,13 @@ class Upstream(asyncio.Protocol):
         self.abort()
         if user is not None:
             user.upstream_lost(why)
+
+
+def _framing(headers: list[Header]) -> Framing:
+    try:
+        return framing_of(headers)
+    except BadHeadError:
+        return Framing(chunked=True)
 
 
 def _says_close(headers: list[Header]) -> bool:

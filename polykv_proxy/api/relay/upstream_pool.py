@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import time
 from collections import deque
 from collections.abc import Callable
 
@@ -32,7 +33,7 @@ class UpstreamPool:
         fresh_idle_s: float = 0.5,
         max_idle: int = 512,
         max_open: int | None = None,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.refusal: ApiError | None = ApiError("engine_starting", "The engine has not been started yet.", retry_after_s=2)
         self.n_open = 0
@@ -41,7 +42,7 @@ class UpstreamPool:
         self._fresh_idle_s = fresh_idle_s
         self._max_idle = max_idle
         self._max_open = max_open
-        self._clock = clock or (lambda: asyncio.get_running_loop().time())
+        self._clock = clock
         self._idle: deque[Upstream] = deque()
         self._waiters: deque[asyncio.Future[Upstream | None]] = deque()
         self._reaper: asyncio.TimerHandle | None = None
@@ -100,7 +101,7 @@ class UpstreamPool:
     def release(self, upstream: Upstream) -> None:
         """Give back a connection whose reply is complete and may be followed by another."""
         upstream.resume()
-        if self.refusal is None and self._hand_over(upstream):
+        if self._waiters and self.refusal is None and self._hand_over(upstream):
             return
         if self.refusal is not None or len(self._idle) >= self._max_idle:
             upstream.abort()

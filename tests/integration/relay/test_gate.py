@@ -19,9 +19,9 @@ ODD = b'{"pool_id": 1 , "x":1e2,"x":\t2}'
 
 
 class Gate:
-    """Says yes to bodies with `pool`; `hold` makes it wait; counts what happened."""
+    """Says yes to bodies with `pool`; `hold` makes it wait; `early` is sent before the engine is asked; counts what happened."""
 
-    def __init__(self, *, hold: bool = False, outcome: object = None) -> None:
+    def __init__(self, *, hold: bool = False, outcome: object = None, early: bytes = b"") -> None:
         self.asked: list[RelayRequest] = []
         self.statuses: list[int] = []
         self.n_done = 0
@@ -30,6 +30,7 @@ class Gate:
         self.done = threading.Event()
         self._hold = hold
         self._outcome = outcome
+        self._early = early
 
     def concerns(self, request: RelayRequest) -> bool:
         self.asked.append(request)
@@ -45,6 +46,8 @@ class Gate:
 
     async def plan(self, request: RelayRequest, waiting: StreamStart) -> Plan | Refusal:
         self.planning.set()
+        if self._early:
+            waiting(self._early)
         if self._hold:
             try:
                 await asyncio.Event().wait()
@@ -82,6 +85,25 @@ def test_a_plan_adds_headers_in_both_directions_and_leaves_the_body_alone() -> N
         assert stub.requests[0].body == ODD
         assert gate.done.wait(10)
         assert (gate.n_done, gate.statuses) == (1, [200])
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "end"),
+    [
+        ([SSE_HEAD + chunk(b"data: 1\n\n") + END], 200, b"data: 1\n\n"),
+        (reply(b'{"error":{"message":"no","code":400}}', status=b"400 Bad Request"), 400, b'"message":"no"'),
+    ],
+)
+def test_a_plan_is_told_of_a_reply_whose_stream_had_begun(answer: list[bytes], status: int, end: bytes) -> None:
+    """The client has its head by then; the plan hears of the engine's all the same, once."""
+    gate = Gate(early=b": waiting\n\n")
+    with Stub(lambda _: answer) as stub, RelayRig(EngineAddress(port=stub.port), gate=gate) as rig:
+        got = rig.send(request(b"POST", CHAT, ODD))
+        assert (got.status, got.complete) == (200, True)
+        assert got.body.startswith(b": waiting\n\n")
+        assert end in got.body
+        assert gate.done.wait(10)
+        assert (gate.n_done, gate.statuses) == (1, [status])
 
 
 def test_a_request_that_names_nothing_is_pumped_as_it_came() -> None:
