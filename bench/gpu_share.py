@@ -8,6 +8,7 @@ palindromes, so that a drift cancels. The engines have the highest priority, whe
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -141,7 +142,8 @@ def proportions(
     seconds: float,
     n_blocks: int,
 ) -> None:
-    """Ratio, aggregate and stalls of one set of weights, beside the same without turns."""
+    """Ratio, aggregate and stalls of one set of weights, beside the same without turns, over whole periods."""
+    seconds = whole_periods(weights, seconds)
     runs: dict[str, list[list[Seen]]] = {side: [] for side in SIDES}
     blocks = []
     for _ in range(n_blocks):
@@ -191,6 +193,12 @@ def judge(
         f"{label}, weights {':'.join(f'{weight:g}' for weight in weights)}: aggregate of solo {aggregate.show(3)}, best {best:.3f}"
     )
     report.table(title, ["", "steps/s", "ratio", "gap p50 ms", "p95", "max", "stalls p95", "bound"], rows)
+
+
+def whole_periods(weights: Sequence[float], seconds: float) -> float:
+    """So many seconds or a little more: in parts of a period the proportions are others."""
+    period_s = schedule_ms(weights) / 1000
+    return math.ceil(seconds / period_s) * period_s
 
 
 def schedule_ms(weights: Sequence[float]) -> float:
@@ -279,11 +287,12 @@ def answers(engines: Sequence[Engine], n_tokens: Sequence[int], n_streams: int) 
         return [[job.result() for job in row] for row in jobs]
 
 
-def both(engines: Sequence[Engine], n_tokens: Sequence[int], n_streams: int) -> list[Seen]:
-    """Rates over the time in which all of them generated."""
+def both(engines: Sequence[Engine], n_tokens: Sequence[int], n_streams: int, period_s: float) -> list[Seen]:
+    """Rates over the whole periods in which all of them generated."""
     arrivals = answers(engines, n_tokens, n_streams)
     begin = max(stream[0] for row in arrivals for stream in row) + 0.1
     end = min(stream[-1] for row in arrivals for stream in row)
+    end = begin + ((end - begin) // period_s * period_s or end - begin)
     found = []
     for row in arrivals:
         inside = [[at for at in stream if begin <= at <= end] for stream in row]
@@ -313,7 +322,7 @@ def engines(report: Report, options: Options, core: int, seconds: float, n_block
                     parts = [float(share) for share in shares(weights)] if side == "paced" else [1 / len(weights)] * len(weights)
                     chosen = free[:1] if side == "solo" else paced if side == "paced" else free
                     wanted = [n] if side == "solo" else [max(16, int(n * part)) for part in parts]
-                    runs[side].append(both(chosen, wanted, n_streams))
+                    runs[side].append(both(chosen, wanted, n_streams, schedule_ms(weights) / 1000))
                     rates[side].append(sum(seen.rate for seen in runs[side][-1]))
                 blocks.append(rates)
             real = label == "smollm2"
