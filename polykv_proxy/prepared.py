@@ -53,9 +53,12 @@ class Prepared:
 
     @property
     def notes(self) -> list[str]:
-        """What whoever starts this should know about who can reach it."""
-        files = key_file_notes((self.settings.api_key_file, self.settings.admin_key_file))
-        return listening_notes(self.listener.getsockname()[0], has_keys=bool(self.keys.api)) + files
+        """What whoever starts this should know: who can reach it, and that what was given says nothing."""
+        notes = listening_notes(self.listener.getsockname()[0], has_keys=bool(self.keys.api))
+        notes += key_file_notes((self.settings.api_key_file, self.settings.admin_key_file))
+        if self.settings.pools is not None and not self.declared and self.policy is None:
+            notes.append(f"--pools {self.settings.pools} declares nothing")
+        return notes
 
     @property
     def engine_key(self) -> str | None:

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.fakes.async_proxy import free_port, process, up
 from tests.fakes.fake_engine import FakeEngine
@@ -55,6 +56,20 @@ async def test_it_is_ready_when_its_pools_are_there(tmp_path: Path) -> None:
         health = (await client.get("/polykv/health")).json()
         assert (health["state"], health["reason"], health["declared"]["settled"]) == ("ready", None, True)
         assert (await client.post("/completion", json=ask)).headers["x-cached-prefix-tokens"] == "3"
+
+
+@pytest.mark.parametrize("text", ["", "# later\n", "pools: {}\n"])
+async def test_a_file_that_declares_nothing_is_named(tmp_path: Path, text: str) -> None:
+    """It starts: files are made by programs too. But an empty one is most often a mistake."""
+    pools = tmp_path / "pools.yaml"
+    pools.write_text(text)
+    port = free_port()
+    async with (
+        served(FakeEngine(), tmp_path) as server,
+        process(with_pools(server, tmp_path, pools, port)) as proxy,
+        up(proxy, port) as (_, said),
+    ):
+        assert f"note   --pools {pools} declares nothing" in said
 
 
 async def test_it_can_be_stopped_while_they_are_made(tmp_path: Path) -> None:
