@@ -144,6 +144,8 @@ class Stub:
         conn.settimeout(30)
         if not first and self._close_on_reuse:
             return False
+        if b"\r\nexpect: 100-continue" in head.lower():
+            conn.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         body, raw = reader.body(head) if self._read_body else (b"", b"")
         seen = Seen(head, body, raw, number)
         with self.arrived:
