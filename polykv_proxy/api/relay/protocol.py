@@ -353,7 +353,7 @@ class RelayProtocol(HttpToolsProtocol):
             self._own.disconnected = True
             self._own.message_event.set()
         super().connection_lost(exc)
-        self._unset_keepalive_if_required()
+        self._unset_keepalive_if_required()  # uvicorn forgets it after a reset, and the timer keeps all of this for its time
         self._dead = True
         if self._patience is not None:
             self._patience.over()
