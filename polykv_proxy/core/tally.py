@@ -48,11 +48,24 @@ class Route(StrEnum):
     OTHER = "other"
 
 
+class Unwelcome(StrEnum):
+    """Why a client's connection was ended: the code of the error that it was told."""
+
+    MANY = "too_many_connections"
+    SLOW = "request_timeout"
+    LARGE = "header_too_large"
+    MALFORMED = "invalid_request"
+    """What it sent is not HTTP, or can be read in two ways."""
+
+
 class RelayTally:
     """Relayed requests. `delay_s`: from when a request could go to the engine until it went; `plan_s`: in deciding for a pool."""
 
     def __init__(self) -> None:
         self.ended: Counter[tuple[Route, Ending]] = Counter()
+        self.n_opened = self.n_closed = 0
+        """Connections of clients."""
+        self.unwelcome: Counter[Unwelcome] = Counter()
         self.delay_s = Histogram(SHORT_S)
         self.plan_s = Histogram((*SHORT_S, 2.0, 5.0, 10.0, 30.0, 60.0))
 

@@ -55,6 +55,8 @@ GAPS = _histogram("vllm:inter_token_latency_seconds", "Between tokens: the mean 
 
 REQUESTS = _counter("polykv_requests", "Relayed requests by kind of path and by how they ended.", "route", "outcome")
 IN_FLIGHT = _gauge("polykv_requests_in_flight", "Relayed requests that are not over.")
+CONNECTIONS = _gauge("polykv_client_connections", "Connections of clients, idle ones included.")
+UNWELCOME = _counter("polykv_client_connections_ended", "Connections that were ended for what clients did.", "reason")
 RELAY_DELAY = _histogram("polykv_relay_delay_seconds", "From when a request could go to the engine until it went.")
 PLAN = _histogram("polykv_plan_seconds", "Deciding a request that named a pool or session, a rebuild of its pool included.")
 TURNS = _counter("polykv_turns", "Tasks of the engine that generate, by how they ended.", "reason")

@@ -17,7 +17,7 @@ from prometheus_client.registry import Collector
 from polykv_proxy.core.admission.gate import Gate
 from polykv_proxy.core.histogram import Histogram
 from polykv_proxy.core.pools import Residency, Verdict
-from polykv_proxy.core.tally import Copied, Ending, Evicted, PoolTally, Rebuilt, RelayTally, Route
+from polykv_proxy.core.tally import Copied, Ending, Evicted, PoolTally, Rebuilt, RelayTally, Route, Unwelcome
 from polykv_proxy.core.turn_tally import NotShared, Reason, TurnTally
 from polykv_proxy.engine.status import EngineState
 from polykv_proxy.observability import catalog
@@ -125,6 +125,8 @@ class ProxyCollector(Collector):
         relay, turns = self._from.relay, self._from.turns
         yield catalog.REQUESTS.many({(route, ending): relay.ended[route, ending] for route in Route for ending in Ending})
         yield catalog.IN_FLIGHT.one(self._from.counts().in_flight)
+        yield catalog.CONNECTIONS.one(relay.n_opened - relay.n_closed)
+        yield catalog.UNWELCOME.each({why: relay.unwelcome[why] for why in Unwelcome})
         yield catalog.RELAY_DELAY.histogram(relay.delay_s)
         yield catalog.PLAN.histogram(relay.plan_s)
         yield catalog.TURNS.each(_all(Reason, turns.ended))

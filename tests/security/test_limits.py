@@ -10,6 +10,7 @@ import pytest
 
 from polykv_proxy import open_files
 from polykv_proxy.api.relay import RelayLimits
+from polykv_proxy.core.tally import Unwelcome
 from polykv_proxy.ports import EngineAddress
 from tests.fakes.relay_rig import RelayRig, request
 from tests.fakes.stub_engine import Do, Stub, reply
@@ -77,6 +78,30 @@ def test_a_request_that_never_ends_is_a_408(begun: bytes) -> None:
         assert (got.status, got.header(b"connection")) == (408, [b"close"])
         assert b"request_timeout" in got.body
         assert client.rest() == b""
+
+
+def test_who_is_sent_away_is_counted() -> None:
+    """By the code that each was told, and connections as they come and go."""
+    limits = RelayLimits(stall_s=0.3, connections=1, head=1000)
+    with relay_before(Stub(lambda _: reply()), limits) as rig:
+        for data in (
+            b"GET /x HTTP/9.9\r\n\r\n",
+            POST + b"X-A: " + b"a" * 2000 + b"\r\n\r\n",
+            POST + b"Transfer-Encoding: gzip\r\n\r\n",
+            b"GET",
+        ):
+            with rig.connect() as client:
+                client.send(data)
+                assert 400 <= client.reply().status < 500
+                assert client.rest() == b""
+        with rig.connect() as client:
+            client.send(request())
+            assert client.reply().status == 200
+            with rig.connect() as other:
+                assert other.reply().status == 503
+            tally = rig.on_loop(lambda: dict(rig.relay.tally.unwelcome))
+    assert tally == {Unwelcome.MALFORMED: 2, Unwelcome.LARGE: 1, Unwelcome.SLOW: 1, Unwelcome.MANY: 1}
+    assert rig.relay.tally.n_opened == rig.relay.tally.n_closed == 6
 
 
 def test_a_head_has_one_deadline_however_it_drips() -> None:

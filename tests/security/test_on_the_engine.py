@@ -66,6 +66,18 @@ def test_a_preflight_is_answered_as_the_engine_answers_it(served: Served) -> Non
         assert not [name for name in own.headers if name.startswith("access-control-")]
 
 
+def test_it_prints_no_prompt_of_itself(served: Served) -> None:
+    """At the verbosity that it comes with: its last lines, which health shows to holders of a key, are about slots and tokens."""
+    mark = "zebra-on-a-unicycle"
+    with httpx.Client(base_url=served.url, trust_env=False, headers={"x-api-key": KEYS[0]}, timeout=60) as http:
+        for body in ({"prompt": mark, "n_predict": 2}, {"prompt": mark, "n_predict": 2, "session_id": "s"}, {"prompt": [mark, {}]}):
+            http.post("/completion", json=body)
+        http.post("/v1/chat/completions", content=f'{{"messages": [{{"role": "user", "content": "{mark}')
+        lines = http.get("/polykv/health").json()["last_lines"]
+    assert lines
+    assert not [line for line in lines if mark in line]
+
+
 def test_its_socket_is_its_user_s_and_its_command_holds_no_key(served: Served) -> None:
     """Under umask 000; the keys are in its environment alone."""
     assert stat.S_IMODE(Path(served.socket).stat().st_mode) & 0o077 == 0

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from polykv_proxy.api.relay import heads
+from polykv_proxy.api.relay import heads, refusals
 from polykv_proxy.api.relay.exchange import Exchange
-from polykv_proxy.api.relay.heads import NO_BODY, BadHeadError, Framing, framing_of, plain_head, wants_upgrade
+from polykv_proxy.api.relay.heads import NO_BODY, BadHeadError, Framing, framing_of, plain_head
 from polykv_proxy.api.relay.patience import Patience
 from polykv_proxy.api.relay.targets import Where
+from polykv_proxy.core.tally import Unwelcome
 from polykv_proxy.errors import ApiError
 from polykv_proxy.ports import Refusal
 
@@ -29,12 +30,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 _LINGER_S = 2.0
 _WATCH_S = 0.5
-_NOT_FOUND = Refusal(
-    404,
-    b'{"error":{"message":"File Not Found","type":"not_found_error","code":404}}',
-    [(b"Content-Type", b"application/json; charset=utf-8")],
-)
-"""The engine's own answer for a path that it does not know."""
+_UNWELCOME = frozenset(Unwelcome)
 
 
 class RelayProtocol(HttpToolsProtocol):
@@ -77,7 +73,7 @@ class RelayProtocol(HttpToolsProtocol):
             _log.error("a request could not be handled", exc_info=error.__context__ or error)
             self._reject(ApiError("internal_error", "The proxy failed on this request; its log has the details."))
         except httptools.HttpParserError as error:
-            self._reject(_invalid(error))
+            self._reject(refusals.invalid(error))
         if self._in_head or not self._moved or self._still_bytes:
             self._bound_head(len(data))
         if self._unfinished:
@@ -89,7 +85,7 @@ class RelayProtocol(HttpToolsProtocol):
         """Reads in which no message begins or ends and no body comes are head, chunk framing or trailer: the parser keeps them."""
         self._still_bytes = 0 if self._moved else self._still_bytes + size
         if self._still_bytes > self.relay.limits.head or (self._in_head and self._head_is_too_large(self._raw)):
-            self._reject(_head_too_large(self.relay.limits.head))
+            self._reject(refusals.head_too_large(self.relay.limits.head))
 
     def _head_is_too_large(self, head: list[Header]) -> bool:
         """Is it, so far? Counted only when all bytes since the read in which it begins are too many."""
@@ -102,8 +98,7 @@ class RelayProtocol(HttpToolsProtocol):
         self._patience.wait(in_head=self._in_head)
 
     def _too_slow(self) -> None:
-        seconds = self.relay.limits.stall_s
-        self._reject(ApiError("request_timeout", f"The rest of the request did not come within {seconds:g} s."))
+        self._reject(refusals.too_slow(self.relay.limits.stall_s))
 
     def hold_reading(self) -> None:
         """Read no more for now. A client whose bytes are not read cannot be heard to leave, so it is looked at now and then."""
@@ -165,7 +160,7 @@ class RelayProtocol(HttpToolsProtocol):
         head, self._raw = self._raw, []  # what comes now is a trailer, of which nothing is kept
         method = self.parser.get_method()
         if self.parser.should_upgrade():
-            refusal = _upgrade_refusal(method, head)
+            refusal = refusals.upgrade_refusal(method, head)
             if refusal is None:
                 self._declined = True
                 self._raw = head
@@ -175,12 +170,14 @@ class RelayProtocol(HttpToolsProtocol):
                 self._enqueue(exchange)
             return
         if self._head_is_too_large(head):
-            self._reject(_head_too_large(self.relay.limits.head))
+            self._reject(refusals.head_too_large(self.relay.limits.head))
             return
         try:
             framing = framing_of(head, self.parser.get_http_version())
         except BadHeadError as error:
-            exchange = self._exchange(method, head, NO_BODY, refuse=_invalid(error))
+            invalid = refusals.invalid(error)
+            self._count(invalid)
+            exchange = self._exchange(method, head, NO_BODY, refuse=invalid)
             exchange.keep_alive = False
             self._enqueue(exchange)
             return
@@ -188,7 +185,7 @@ class RelayProtocol(HttpToolsProtocol):
         if where is Where.OWN:
             self._to_app(head)
         elif where is Where.PRIVATE:
-            self._enqueue(self._exchange(method, head, framing, refuse=_NOT_FOUND))
+            self._enqueue(self._exchange(method, head, framing, refuse=refusals.NOT_FOUND))
         elif where is Where.POOLLESS and self.relay.gate is not None:
             counted, refuse = self.relay.gate.counts, self.relay.gate.objection(head)
             self._enqueue(self._exchange(method, head, framing, counted=counted, refuse=refuse))
@@ -277,6 +274,7 @@ class RelayProtocol(HttpToolsProtocol):
         if self._dead:
             return
         self._dead = True
+        self._count(error)
         broken = self.cycle
         if self._in_head or broken is None or broken.response_complete or not broken.more_body:
             self._enqueue(Exchange(self, b"", b"", [], NO_BODY, keep_alive=False, refuse=error))
@@ -325,6 +323,7 @@ class RelayProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self.relay.tally.n_opened += 1
         if len(self.connections) > self.relay.limits.connections:
             self._turn_away()
             return
@@ -333,11 +332,14 @@ class RelayProtocol(HttpToolsProtocol):
 
     def _turn_away(self) -> None:
         """One connection too many: told so at once, whatever it would have sent."""
-        error = ApiError(
-            "too_many_connections", "There are as many connections as this proxy takes (--max-connections).", retry_after_s=1
-        )
+        error = refusals.too_many()
+        self._count(error)
         self.transport.write(heads.answer(error.status, error.headers(), error.body(), head_only=False, close=True))
         self.close(linger=True)
+
+    def _count(self, error: ApiError) -> None:
+        if error.code in _UNWELCOME:
+            self.relay.tally.unwelcome[Unwelcome(error.code)] += 1
 
     def _close_if_idle(self) -> None:
         """One timer a connection, which looks again when its time is not up: starting one for each request costs more."""
@@ -355,6 +357,7 @@ class RelayProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._unset_keepalive_if_required()  # uvicorn forgets it after a reset, and the timer keeps all of this for its time
         self._dead = True
+        self.relay.tally.n_closed += 1
         if self._patience is not None:
             self._patience.over()
         self._client_gone()
@@ -387,22 +390,3 @@ def peer_has_left(fd: int) -> bool:
     poll = select.poll()
     poll.register(fd, getattr(select, "POLLRDHUP", 0) | select.POLLHUP | select.POLLERR)
     return bool(poll.poll(0))
-
-
-def _head_too_large(limit: int) -> ApiError:
-    return ApiError("header_too_large", f"The request head, or what is around its body, is larger than {limit} bytes.")
-
-
-def _invalid(error: Exception) -> ApiError:
-    return ApiError("invalid_request", f"The request is not valid HTTP: {error}.")
-
-
-def _upgrade_refusal(method: bytes, headers: list[Header]) -> ApiError | None:
-    """Why a request has no plain HTTP answer: a websocket handshake, a tunnel. Other upgrades are offers, and declined."""
-    if method == b"CONNECT":
-        return ApiError("method_not_allowed", "CONNECT is not served here.")
-    if wants_upgrade(headers) == b"websocket":
-        return ApiError(
-            "upgrade_refused", 'Websockets are not served here: send the same request by plain HTTP POST, with "stream": true.'
-        )
-    return None
