@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ from polykv_proxy.core.ledger import LedgerLimits
 from polykv_proxy.ports import Plan, RelayRequest
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_records import EngineFaultError
+from tests.fakes.product import product
 from tests.integration.rig import ManualClock, Rig, rig, served
+from tests.models import tiny_model
 
 HOUR_S, YEAR_S = 3600.0, 365 * 86400.0
 BACK = [-3.0, -HOUR_S, -20 * YEAR_S]
@@ -144,3 +147,29 @@ def _sane(found: object, name: str = "") -> None:
             _sane(value, name)
     elif isinstance(found, int | float) and name.endswith(("_ms", "_s", "_tps", "_ewma")):
         assert found >= 0, name
+
+
+@pytest.mark.engine
+def test_the_whole_product_under_a_set_clock(engine_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proxy and engine, with Debian's libfaketime: turns, pool and speeds go on, no restart, and the page of metrics is there."""
+    library = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1"))), None)
+    if library is None:
+        pytest.skip("libfaketime is not installed (Debian: apt-get install libfaketime)")
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    steady = {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1", "FAKETIME_NO_CACHE": "1"}
+    for name, value in {"LD_PRELOAD": library, "FAKETIME_TIMESTAMP_FILE": clock, **steady}.items():
+        monkeypatch.setenv(name, str(value))
+    tokens = list(range(600, 700))
+    with product(engine_path, tiny_model("full"), tmp_path, args=["-c", 2048, "-np", 2]) as proxy:
+        proxy.pool(tokens=tokens, name="p", ttl_s=30 * YEAR_S)
+        for step, by_s in (("-1h", -HOUR_S), ("-10y", -10 * YEAR_S), ("+1h", HOUR_S), ("+10y", 10 * YEAR_S), ("+0", 0.0)):
+            clock.write_text(step)
+            body = {"prompt": [*tokens, 7], "n_predict": 50, "ignore_eos": True, "pool_id": "p", "session_id": "s"}
+            reply = proxy.http.post("/completion", json=body)
+            assert (reply.status_code, reply.headers["x-cached-prefix-tokens"]) == (200, str(len(tokens)))
+            proxy.settled()
+            _sane(proxy.get("/polykv/sessions/s"))
+            proxy.until(lambda by_s=by_s: abs(proxy.get("/polykv/tps?once=1")["ts"] - time.time() - by_s) < HOUR_S / 2)  # type: ignore[misc]
+        assert (proxy.get("/polykv/health")["restarts"], proxy.get("/polykv/pools/p")["residency"]) == (0, "resident")
+        assert proxy.http.get("/metrics").status_code == 200
