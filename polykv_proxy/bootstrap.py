@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import gc
 import importlib.metadata
 import logging
 import signal
@@ -121,6 +122,8 @@ class Proxy:
         if self._metrics is not None:
             context = replace(context, metrics=self._metrics.page, api_prefix=prepared.api_prefix)
         server, serving = self._open(context)
+        gc.collect()
+        gc.freeze()  # what the start has made stays: to look at all of it again holds up every stream for tens of milliseconds
         self._listen_to_signals(runtime)
         try:
             code = await self._until_stopped(runtime, serving)

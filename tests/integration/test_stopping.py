@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -29,8 +29,8 @@ def _script(seen: Seen) -> Script:
 
 
 class Proxy:
-    def __init__(self, stub: Stub, folder: Path, grace_s: float) -> None:
-        command = [sys.executable, "-m", "polykv_proxy.cli", "--engine-url", f"http://127.0.0.1:{stub.port}", "--port", "0"]
+    def __init__(self, stub: Stub, folder: Path, grace_s: float, program: Sequence[str] = ("-m", "polykv_proxy.cli")) -> None:
+        command = [sys.executable, *program, "--engine-url", f"http://127.0.0.1:{stub.port}", "--port", "0"]
         command += ["--drain-grace-s", str(grace_s), "--state-dir", str(folder)]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
@@ -92,3 +92,13 @@ def test_a_second_signal_ends_everything_at_once(stub: Stub, tmp_path: Path) -> 
         proxy.signal()
         assert b'"code":"draining"' in client.rest()
     assert proxy.code() == 130
+
+
+def test_what_the_start_has_made_is_never_looked_at_by_the_garbage_collector_again(stub: Stub, tmp_path: Path) -> None:
+    """Modules and routes, 83,000 objects: a collection of them all took 50 ms, in which no byte moved."""
+    tells = "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count(), file=sys.stderr))"
+    proxy = Proxy(stub, tmp_path, 1.0, ["-c", f"{tells}; from polykv_proxy.cli import main; main()"])
+    proxy.signal()
+    assert proxy.process.stderr is not None
+    assert int(proxy.process.stderr.read().split()[-1]) > 50_000
+    assert proxy.code() == 0
