@@ -11,6 +11,7 @@ from polykv_proxy.api.admission_routes import admission_routes
 from polykv_proxy.api.browsers import Browsers
 from polykv_proxy.api.capacity_routes import capacity_routes
 from polykv_proxy.api.context import ApiContext, require_key
+from polykv_proxy.api.document import document_route
 from polykv_proxy.api.error_handlers import install
 from polykv_proxy.api.gpu_routes import gpu_routes
 from polykv_proxy.api.lifetime_routes import lifetime_routes
@@ -33,12 +34,15 @@ def build_app(context: ApiContext) -> FastAPI:
     app.add_middleware(Browsers, names=context.hosts)
     app.add_middleware(LineEnd)
 
-    async def allowed(request: Request) -> None:
+    async def keyed(request: Request) -> None:
         require_key(context, request)
+
+    async def pooled() -> None:
         context.runtime.hub.require_pools()
 
-    guard = [Depends(allowed)]
+    guard = [Depends(keyed), Depends(pooled)]
     app.include_router(health_route(context))
+    app.include_router(document_route(), dependencies=[Depends(keyed)])
     if context.metrics is not None:
         app.include_router(metrics_route(context, context.metrics))
     for routes in (
