@@ -100,16 +100,21 @@ class Round:
 
 def measure(report: Report, options: Options) -> None:
     """Rounds in turns (ours, stock, stock, ours, …), the table, the goals."""
+    pooled, stocks = in_turns(report, options, {"pooled": pooled_round, "stock": stock_round})
+    show(report, pooled, stocks)
+    judge(report, pooled)
+
+
+def in_turns(report: Report, options: Options, sides: dict[str, Callable[[Options, Path], Any]]) -> list[list[Any]]:
+    """The rounds of each side: one on the tiny model when it has to be quick, else three on the real one."""
     model, n_rounds = (tiny_model("full"), 1) if options.quick else (smollm2(), 3)
-    sides: dict[str, Callable[[Options, Path], Round]] = {"pooled": pooled_round, "stock": stock_round}
-    rounds: dict[str, list[Round]] = {side: [] for side in sides}
+    rounds: dict[str, list[Any]] = {side: [] for side in sides}
     for number in range(n_rounds):
         for side in list(sides) if number % 2 == 0 else list(reversed(sides)):
             done = sides[side](options, model)
             rounds[side].append(done)
             report.say(f"round {number + 1}, {side}: {done.wall_s:.2f} s, {done.n_prefilled} prompt tokens computed")
-    show(report, rounds["pooled"], rounds["stock"])
-    judge(report, rounds["pooled"])
+    return list(rounds.values())
 
 
 def pooled_round(options: Options, model: Path) -> Round:

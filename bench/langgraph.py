@@ -23,14 +23,13 @@ from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_openai import ChatOpenAI
 
-from bench.fanout import ARGS, N_ANSWER, QUESTIONS, SYSTEM, n_computed, settled, warm_up
+from bench.fanout import ARGS, N_ANSWER, QUESTIONS, SYSTEM, in_turns, n_computed, settled, warm_up
 from bench.kit.report import Report
 from bench.kit.rig import Options, run, stock
 from bench.kit.stats import estimate
 from opencoti_langgraph import OpencotiChatModel, PoolClient, PoolMiddleware
 from tests.engine.driver import KEY, Engine
 from tests.fakes.proxy_process import Served
-from tests.models import smollm2, tiny_model
 
 ASKED = {"temperature": 0, "seed": 1, "extra_body": {"ignore_eos": True}}
 
@@ -64,15 +63,7 @@ def usage_of(reply: AIMessage) -> Any:
 def measure(report: Report, options: Options) -> None:
     """Rounds in turns, the table, the goals."""
     os.environ["LANGSMITH_TRACING"] = "false"
-    model, n_rounds = (tiny_model("full"), 1) if options.quick else (smollm2(), 3)
-    sides: dict[str, Callable[[Options, Path], Round]] = {"ours": our_round, "stock": stock_round}
-    rounds: dict[str, list[Round]] = {side: [] for side in sides}
-    for number in range(n_rounds):
-        for side in list(sides) if number % 2 == 0 else list(reversed(sides)):
-            done = sides[side](options, model)
-            rounds[side].append(done)
-            report.say(f"round {number + 1}, {side}: {done.wall_s:.2f} s, {done.n_prefilled} prompt tokens computed")
-    show(report, rounds["ours"], rounds["stock"])
+    show(report, *in_turns(report, options, {"ours": our_round, "stock": stock_round}))
 
 
 def our_round(options: Options, model: Path) -> Round:
