@@ -7,7 +7,6 @@ own, so there is one interrupt at a time. It reads a snapshot: racing graphs can
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -19,13 +18,12 @@ from langgraph.types import Command, Send, StateSnapshot, interrupt
 from opencoti_langgraph.client import PoolClient
 from opencoti_langgraph.errors import GateClosedError
 from opencoti_langgraph.results import Capacity, PoolRef
-from opencoti_langgraph.room import MAX_WAIT_S, Ask, Patience, retry_after_s, seen, startable
+from opencoti_langgraph.room import Ask, Patience, retry_after_s, seen, startable
 from opencoti_langgraph.state import report_of
 
 Mode = Literal["wait", "interrupt", "raise"]
 SATURATED = "pool_saturated"
 """Type of our interrupts."""
-WATCH_MS = 500
 
 
 class CapacityGate:
@@ -116,37 +114,23 @@ def add_capacity_gate(builder: StateGraph[Any, Any, Any, Any], client: PoolClien
     builder.add_edge(gate.worker, gate.name)
 
 
-def resume_when_free(
-    graph: Any,
-    config: RunnableConfig,
-    client: PoolClient,
-    *,
-    max_wait_s: float = MAX_WAIT_S,
-    clock: Callable[[], float] = time.monotonic,
-) -> Any:
-    """Drive a graph whose gate interrupts: watch the proxy's live speeds, resume when there is room, until no gate waits any more.
+def resume_when_free(graph: Any, config: RunnableConfig, client: PoolClient, *, patience: Patience | None = None) -> Any:
+    """Drive a graph whose gate interrupts: ask until there is room, then resume, until no gate waits any more.
 
     Answers the graph's last output, or None when it did not wait. GateClosedError when there was no room in time.
     """
     result = None
     while waiting := _waiting(graph.get_state(config)):
-        _watch(client, next(iter(waiting.values())), max_wait_s, clock)
+        (patience or Patience()).until(client, _ask_of(waiting))
         result = graph.invoke(Command(resume=dict.fromkeys(waiting, True)), config)
     return result
 
 
-async def aresume_when_free(
-    graph: Any,
-    config: RunnableConfig,
-    client: PoolClient,
-    *,
-    max_wait_s: float = MAX_WAIT_S,
-    clock: Callable[[], float] = time.monotonic,
-) -> Any:
+async def aresume_when_free(graph: Any, config: RunnableConfig, client: PoolClient, *, patience: Patience | None = None) -> Any:
     """As `resume_when_free`."""
     result = None
     while waiting := _waiting(await graph.aget_state(config)):
-        await asyncio.to_thread(_watch, client, next(iter(waiting.values())), max_wait_s, clock)
+        await (patience or Patience()).auntil(client, _ask_of(waiting))
         result = await graph.ainvoke(Command(resume=dict.fromkeys(waiting, True)), config)
     return result
 
@@ -156,15 +140,9 @@ def _waiting(snapshot: StateSnapshot) -> dict[str, dict[str, Any]]:
     return {one.id: one.value for one in snapshot.interrupts if isinstance(one.value, dict) and one.value.get("type") == SATURATED}
 
 
-def _watch(client: PoolClient, told: dict[str, Any], max_wait_s: float, clock: Callable[[], float]) -> None:
-    """Until there is room. The live stream is the cadence: each event is a reason to look."""
-    ask, end = Ask(told["pool_id"], told["expected_tokens"], told["min_sessions"]), clock() + max_wait_s
-    for _ in client.tps(interval_ms=WATCH_MS, running=True):
-        capacity = seen(client, ask)
-        if startable(capacity) >= ask.min_sessions:
-            return
-        if clock() >= end:
-            raise GateClosedError(f"no room after {max_wait_s:g} s: {capacity.reason or 'all slots are busy'}", report_of(capacity))
+def _ask_of(waiting: Mapping[str, Mapping[str, Any]]) -> Ask:
+    told = next(iter(waiting.values()))
+    return Ask(told["pool_id"], told["expected_tokens"], told["min_sessions"])
 
 
 def _get(state: Any, key: str) -> Any:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx
@@ -22,8 +20,6 @@ class Room:
         self.asked: list[str] = []
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/polykv/tps":
-            return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Ticks())
         self.asked.append(str(request.url.raw_path, "ascii"))
         report = self.reports.pop(0) if len(self.reports) > 1 else self.reports[0]
         if isinstance(report, int):
@@ -33,16 +29,6 @@ class Room:
     @property
     def client(self) -> PoolClient:
         return PoolClient(http_client=httpx.Client(transport=httpx.MockTransport(self), base_url="http://proxy"))
-
-
-class Ticks(httpx.SyncByteStream):
-    """Speeds without end."""
-
-    def __iter__(self) -> Iterator[bytes]:
-        n = 0
-        while True:
-            n += 1
-            yield f"event: tps\ndata: {json.dumps({'seq': n})}\n\n".encode()
 
 
 class Clock:

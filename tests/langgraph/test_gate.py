@@ -158,8 +158,11 @@ def test_driving_a_durable_graph_watches_before_it_resumes() -> None:
     compiled = graph(Room(FULL, FREE), saver=True, mode="interrupt")
     config = {"configurable": {"thread_id": "t"}}
     compiled.invoke({"tasks": list("ab")}, config)
-    assert asyncio.run(aresume_when_free(compiled, config, watched.client))["done"] == ["a", "b"]
+    clock = Clock()
+    patience = Patience(60, sleep=clock.sleep, asleep=clock.asleep, clock=clock)
+    assert asyncio.run(aresume_when_free(compiled, config, watched.client, patience=patience))["done"] == ["a", "b"]
     assert len(watched.asked) == 3
+    assert len(clock.slept) == 2
     assert resume_when_free(compiled, config, watched.client) is None
 
 
@@ -168,8 +171,9 @@ def test_watching_has_an_end() -> None:
     compiled = graph(Room(FULL), saver=True, mode="interrupt")
     config = {"configurable": {"thread_id": "t"}}
     compiled.invoke({"tasks": ["a"]}, config)
+    clock = Clock()
     with pytest.raises(GateClosedError):
-        resume_when_free(compiled, config, Room(FULL).client, clock=itertools.count(0, 200).__next__)
+        resume_when_free(compiled, config, Room(FULL).client, patience=Patience(60, sleep=clock.sleep, clock=clock))
     assert compiled.get_state(config).interrupts
 
 
