@@ -1,17 +1,21 @@
 """What the engine prints: the last lines, bounded, and all of it in a file where one is wanted.
 
-Law: written by one reader thread, read from anywhere; it never blocks the engine and never grows without bound.
+Law: written by one reader thread, read from anywhere; it never blocks the engine and never grows without bound. The last lines
+are shown and logged, so what an error message quotes of a request is left out of them; the file has everything.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import deque
 from pathlib import Path
 from typing import BinaryIO
 
 _LINE_LIMIT = 1000
+_TOLD = re.compile(r'(got exception: .*?"message":")(?:[^"\\]|\\.)*')
+"""An error as the engine logs it: the message went to the client, and may quote what that sent."""
 
 
 class OutputLog:
@@ -29,7 +33,7 @@ class OutputLog:
         with self._lock:
             self.n_bytes += len(data)
             *whole, rest = (self._partial + data).split(b"\n")
-            self._partial = rest[-_LINE_LIMIT:]
+            self._partial = rest[:_LINE_LIMIT]  # its beginning says what it is
             self._lines.extend(_text(line) for line in whole)
         if self._file is not None:
             self._file.write(data)
@@ -53,4 +57,5 @@ def _opened(file: Path) -> BinaryIO:
 
 
 def _text(line: bytes) -> str:
-    return line[:_LINE_LIMIT].decode("utf-8", "replace").rstrip("\r")
+    text = line[:_LINE_LIMIT].decode("utf-8", "replace").rstrip("\r")
+    return _TOLD.sub(r"\1(as told to the client)", text) if "got exception" in text else text

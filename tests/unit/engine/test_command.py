@@ -175,3 +175,28 @@ def test_output_is_bounded(tmp_path: Path) -> None:
     assert len(log.tail(1)[0]) == 1000
     assert log.n_bytes == (tmp_path / "log").stat().st_size
     log.close()
+
+
+_ERROR = 'W srv: got exception: {"error":{"code":500,"message":"'
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        (_ERROR + r"""last read: '\"secret\"} \"type\":'","type":"x"}}""", _ERROR + '(as told to the client)","type":"x"}}'),
+        (_ERROR + "secret that is cut", _ERROR + "(as told to the client)"),
+        ("slot 0 is free", "slot 0 is free"),
+    ],
+)
+def test_what_an_error_quotes_of_a_request_is_not_shown(line: str, shown: str, tmp_path: Path) -> None:
+    """The last lines are shown and logged, the file has everything."""
+    output = OutputLog(file=tmp_path / "log")
+    for part in (line[:40], line[40:], "\n"):  # however it comes
+        output.feed(part.encode())
+        assert "secret" not in output.tail(1)[0]
+    output.feed(line.encode() + b"s" * 5000)
+    output.feed(b"secret\n")
+    output.close()
+    assert [text[: len(shown)] for text in output.tail(2)] == [shown, shown]
+    assert "secret" not in "".join(output.tail(2))
+    assert (tmp_path / "log").read_text().startswith(line + "\n")
