@@ -1,19 +1,18 @@
 """How a pooled answer is compared with a fresh prefill: ids up to the first near-tie, log-probs within the noise floor.
 
-Law: pure of pools. Moved cells and other batch shapes change rounding (the engine splits attention by cell index), so the floor is
-measured first, on the stock paths alone: fresh prefills at other cell offsets, and prompts continued from a slot's own cache. The
-tolerance is three times that floor, and never less than `LEAST`.
+Law: pure of pools. Moved cells and other batch shapes change rounding (the engine splits attention by cell index, and adds up in the
+order of cells), so the floor is measured first, on the stock paths alone: fresh prefills at other cell offsets, prompts continued
+from a slot's own cache, and of real models prompts whose end lies in cells before their beginning. The tolerance is three times that
+floor, and never less than `LEAST`.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from pathlib import Path
+from pydoc_data.topics import topics
 
 from tests.engine.driver import Engine, Reply
-
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 LEAST = 0.05
 """Log-prob units; rounding of flash attention, which works on f16, on the tiny models."""
@@ -43,11 +42,11 @@ def scattered(n: int, seed: int) -> list[int]:
 
 
 def text(engine: Engine) -> Source:
-    """Pieces of this project's documentation: real models are much less sure of random ids, and so of their roundings.
+    """Pieces of Python's own documentation: real models are much less sure of random ids, and so of their roundings.
 
     ASCII only: a reply has no log-prob for a token that ends within a character.
     """
-    words = "".join(path.read_text() for path in sorted(DOCS.glob("*.md"))).encode("ascii", "ignore").decode()
+    words = "".join(topics[name] for name in sorted(topics)).encode("ascii", "ignore").decode()
     ids: list[int] = engine.http.post("/tokenize", json={"content": words}).raise_for_status().json()["tokens"]
 
     def piece(n: int, seed: int) -> list[int]:
@@ -55,6 +54,20 @@ def text(engine: Engine) -> Source:
         return ids[start : start + n]
 
     return piece
+
+
+def end_first(engine: Engine, prompt: list[int], n: int) -> Reply:
+    """A stock answer to a prompt of which the second half lies in lower cells than the first. The engine has slots 0 and 1."""
+
+    def ask(tokens: list[int], slot: int, n: int = 1, **more: object) -> Reply:
+        return engine.completion(tokens, n, id_slot=slot, **more)
+
+    for slot in (0, 1):  # empty but for two tokens each
+        ask(prompt[:2], slot, cache_prompt=False)
+    ask(scattered(200 + len(prompt), 1), 0, cache_prompt=False)  # what it leaves behind is room for the second half
+    ask(prompt[: len(prompt) // 2], 1)
+    ask(prompt[:2], 0, cache_prompt=False)
+    return ask(prompt, 1, n, ignore_eos=True)
 
 
 def distance(a: Reply, b: Reply) -> float:

@@ -18,7 +18,7 @@ import pytest
 
 from tests.engine.columns import LONG_ROOT, REAL, Column, full, pairwise
 from tests.engine.driver import Engine, Reply
-from tests.engine.judge import Source, assert_equal, distance, noise_floor, text
+from tests.engine.judge import Source, assert_equal, distance, end_first, noise_floor, text
 from tests.engine.tree import CHAIN, TAILS, Node, Tree, shape, tokens
 
 pytestmark = pytest.mark.engine
@@ -31,8 +31,8 @@ COLUMNS = full() if FULL else pairwise()
 class References:
     """Answers of unpatched engines without any cache, asked once each.
 
-    Of `real` models each is also asked from a cache that grew in pieces, as a tree does: they round coarsely, and not each prompt
-    shows it.
+    Of `real` models each is also asked from a cache that grew in pieces, and from one whose end lies before its beginning, as in a
+    tree: they round coarsely, and not each prompt shows it. Of q8_0 cells only the second does, by 0.28 at most in 30 prompts.
     """
 
     def __init__(self, engine: Engine, source: Source, *, real: bool) -> None:
@@ -46,7 +46,8 @@ class References:
             if self.real:
                 for part in (0.3, 0.32, 0.4, 0.7):
                     self.engine.completion(prompt[: int(len(prompt) * part)], 1)
-                self.floor = max(self.floor, distance(self.engine.completion(prompt, n, ignore_eos=True), self.known[key]))
+                for reply in (self.engine.completion(prompt, n, ignore_eos=True), end_first(self.engine, prompt, n)):
+                    self.floor = max(self.floor, distance(reply, self.known[key]))
         return self.known[key]
 
 
@@ -95,7 +96,9 @@ class Case:
                     raise
 
     def check_node(self, i: int, node: Node) -> None:
-        tail = self.right.source(TAILS[(i + self.number) % len(TAILS)], 9000 + i)
+        n_tail = TAILS[(i + self.number) % len(TAILS)]
+        # an odd token first: pieces of text can begin alike, and what a slot still holds of a deeper node would be the longer match
+        tail = [*tokens(1, 9000 + i), *self.right.source(n_tail - 1, 9000 + i)]
         n = 24 if self.column.speculation == "ngram" else 5
         reply = self.tree.ask(node, tail, n)
         assert (reply.status, reply.n_shared, reply.miss) == (200, len(node.tokens), None), reply.body
