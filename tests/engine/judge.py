@@ -1,9 +1,9 @@
 """How a pooled answer is compared with a fresh prefill: ids up to the first near-tie, log-probs within the noise floor.
 
-Law: pure of pools. Moved cells and other batch shapes change rounding (the engine splits attention by cell index, and adds up in the
-order of cells), so the floor is measured first, on the stock paths alone: fresh prefills at other cell offsets, prompts continued
-from a slot's own cache, and of real models prompts whose end lies in cells before their beginning. The tolerance is three times that
-floor, and never less than `LEAST`.
+Law: pure of pools. Moved cells and other batch shapes change rounding (the engine splits attention by cell index, and adds up in
+the order of cells), so the floor is measured first, on the stock paths alone: fresh prefills at other cell offsets, prompts
+continued from a slot's own cache, and of real models prompts whose end lies in cells before their beginning. The tolerance is three
+times that floor, and never less than `LEAST`.
 """
 
 from __future__ import annotations
