@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from pydoc_data.topics import topics
+from typing import Any
 
 from tests.engine.driver import Engine, Reply
 
@@ -59,7 +60,7 @@ def text(engine: Engine) -> Source:
 def end_first(engine: Engine, prompt: list[int], n: int) -> Reply:
     """A stock answer to a prompt of which the second half lies in lower cells than the first. The engine has slots 0 and 1."""
 
-    def ask(tokens: list[int], slot: int, n: int = 1, **more: object) -> Reply:
+    def ask(tokens: list[int], slot: int, n: int = 1, **more: Any) -> Reply:
         return engine.completion(tokens, n, id_slot=slot, **more)
 
     for slot in (0, 1):  # empty but for two tokens each
