@@ -194,6 +194,7 @@ class Admission:
         await self._book.put(scope, entry)
         if scope == DEFAULT_SCOPE or self._hub.ledger.tree.get(scope) is not None:
             self._put(scope, entry)
+            self._say("set", scope, policy)
             self.wake()
 
     async def declare(self, scope: int, policy: Policy | None) -> None:
@@ -218,8 +219,15 @@ class Admission:
         await self._book.drop(scope)
         self._declared.discard(scope)
         dropped = self.gate.drop_policy(scope)
+        if dropped is not None:
+            self._say("removed", scope, dropped)
         self.wake()
         return dropped
+
+    def _say(self, what: str, scope: int, policy: Policy) -> None:
+        pool = self._hub.ledger.tree.get(scope)
+        pool_id, name = (scope, pool.name) if pool is not None else (None, None)
+        self._hub.telemetry.news.publish(Topic.POLICY, what, pool_id=pool_id, name=name, policy=policy.as_object())
 
     def capacity(
         self,

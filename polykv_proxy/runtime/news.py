@@ -27,6 +27,7 @@ class Topic(StrEnum):
     REQUEST = "request"
     ENGINE = "engine"
     DECISION = "decision"
+    POLICY = "policy"
     PEER = "peer"
 
 

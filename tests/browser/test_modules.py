@@ -136,6 +136,8 @@ async def test_events_are_told_in_words(page: Page) -> None:
             tell("request", "first_token"), tell("request", "finished", {reason: "limit"}),
             tell("engine", "lost", {reason: "exit 1"}),
             tell("peer", "joined", {weight: 2.5, ours: false}), tell("peer", "weight", {weight: 3, ours: true}),
+            tell("policy", "set", {policy: {target_tps_per_session: 15, mode: "enforced"}}),
+            tell("policy", "removed", {pool_id: null}),
             m.eventWords({topic: "weather", type: "left", ts: 1, seq: 2, pid: 77, extra: {a: 1}})];"""
     assert await run(page, "event_words", script) == [
         "clerk (3) created, 40 tokens below pool 1",
@@ -146,6 +148,8 @@ async def test_events_are_told_in_words(page: Page) -> None:
         "engine lost: exit 1",
         "clerk joined the device, weight 2.5",
         "our engine has weight 3 on the device",
+        "policy of clerk (3): 15.0 tok/s a session, enforced",
+        "default policy removed",
         'left, pid 77, extra {"a":1}',
     ]
     shown = """const all = [["pool", "created"], ["session", "active"], ["request", "finished"], ["request", "released"],

@@ -92,10 +92,14 @@ async def test_a_policy_is_set_changed_inherited_and_removed(tmp_path: Path) -> 
         shown = (await proxy.api.get("/polykv/pools/child/admission")).json()
         assert (shown["inherited_from"], shown["policy"]["target_tps_per_session"]) == (1, 15)
     async with rig(tmp_path, engine, state_dir=tmp_path / "state") as proxy:
+        began = proxy.runtime.hub.telemetry.news.seq
         assert (await proxy.api.get("/polykv/pools/base/admission")).json()["policy"]["on_saturation"] == "queue"
         assert (await proxy.api.delete("/polykv/pools/1/admission")).json() == {
             "pool_id": 1, "name": "base", "policy": None, "inherited_from": None, "removed": True,
         }  # fmt: skip
+        told = [json.loads(event.text) for event in proxy.runtime.hub.telemetry.news.after(began) or [] if event.topic == "policy"]
+        assert [(one["type"], one["pool_id"], one["name"]) for one in told] == [("removed", 1, "base")]
+        assert told[0]["policy"]["target_tps_per_session"] == 15
         await policy(proxy, target_tps_per_session=15)
         assert (await proxy.api.delete("/polykv/pools/1?recursive=1")).status_code == 200
         await proxy.runtime.hub.settle()

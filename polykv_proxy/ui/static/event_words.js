@@ -21,6 +21,7 @@ const TOPICS = /** @type {Record<string, (event: HappenedEvent) => string>} */ (
   request: requestWords,
   engine: engineWords,
   decision: decisionWords,
+  policy: policyWords,
   peer: peerWords,
   resync: () => "some events were missed",
 });
@@ -80,6 +81,14 @@ function decisionWords(event) {
   const waited = event.waited_ms ? ` after ${duration(event.waited_ms / 1000)}` : "";
   const would = event.would ? `; enforced, it would be ${event.would}` : "";
   return `${who} ${event.type.replaceAll("_", " ")}${where}${waited}: ${groundWords(event)}${would}`;
+}
+
+/** @param {HappenedEvent} event */
+function policyWords({ type, name, pool_id, policy }) {
+  const whose = pool_id === null ? "default policy" : `policy of ${name ?? "pool"} (${pool_id})`;
+  return type === "removed"
+    ? `${whose} removed`
+    : `${whose}: ${rate(policy.target_tps_per_session)} tok/s a session, ${policy.mode}`;
 }
 
 /** The ground of a decision, with what was measured. @param {any} found @returns {string} */
