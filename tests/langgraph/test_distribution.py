@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
-import re
 import subprocess
 import sys
 import tomllib
@@ -14,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import opencoti_langgraph
-from opencoti_langgraph import AsyncPoolClient, PoolClient, calls
 
 PROJECT = Path(opencoti_langgraph.__file__).parent
 
@@ -62,25 +59,6 @@ def test_every_public_name_is_there() -> None:
     assert dir(opencoti_langgraph) == opencoti_langgraph.__all__
     with pytest.raises(AttributeError, match="nothing"):
         _ = opencoti_langgraph.nothing
-
-
-def test_every_route_of_the_proxy_has_a_verb() -> None:
-    """What docs/http-api.md lists below /polykv can be called: a new route wants a verb in both clients."""
-    listed = re.findall(r"^### `([A-Z]+) (/polykv/[^`]+)`", (PROJECT.parent / "docs/http-api.md").read_text(), re.MULTILINE)
-    routes = {(method, re.sub(r"\{[^}]*\}", "X", path)) for method, path in listed}
-    samples = {"tokens": [1], "content": "x", "body": {}}
-    made = set()
-    for name, make in inspect.getmembers(calls, inspect.isfunction):
-        if name.startswith("_") or make.__module__ != calls.__name__:
-            continue
-        assert hasattr(PoolClient, name)
-        assert hasattr(AsyncPoolClient, name)
-        needed = [one for one in inspect.signature(make).parameters.values() if one.default is inspect.Parameter.empty]
-        given = {one.name: samples.get(one.name, "X") for one in needed if one.kind is not inspect.Parameter.VAR_KEYWORD}
-        pools = [{}, {"pool": "X"}] if "pool" in inspect.signature(make).parameters else [{}]
-        made |= {(call.method, call.path) for call in (make(**{**given, **more}) for more in pools)}
-    streams = {("GET", "/polykv/events"), ("GET", "/polykv/tps")}
-    assert routes - made - streams == {("DELETE", "/polykv/sessions/X")}  # by query, which any id can go through
 
 
 def test_a_name_of_an_extra_says_which_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
