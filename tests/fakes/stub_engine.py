@@ -171,6 +171,7 @@ class Stub:
                 conn.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
                 return False
             elif step is Do.CLOSE:
+                conn.close()  # before the request counts as finished
                 return False
             elif step is Do.STALL:
                 _wait_hang_up(conn, 60)

@@ -24,7 +24,7 @@ from tests.fuzz.wire import Wire
 from tests.lengths import examples, length
 from tests.models import tiny_model
 
-pytestmark = pytest.mark.engine
+pytestmark = [pytest.mark.engine, pytest.mark.filterwarnings("ignore:Generating overly large repr")]
 
 N = examples(60)
 ARGS = ("-c", "1024", "-np", "2", "-t", "1", "--seed", "1", "--temp", "0", "--jinja", "-n", "12")

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import openai
+from langchain_openai import ChatOpenAI
 
 from polykv_proxy.ports import EngineAddress
 from tests.fakes.relay_rig import RelayRig, request
@@ -48,3 +53,19 @@ def test_silence_ends_nothing_and_is_filled_with_nothing() -> None:
         with ThreadPoolExecutor(len(SCRIPTS)) as threads:
             assert dict(zip(SCRIPTS, threads.map(ask, SCRIPTS), strict=True)) == WHOLE
         assert len(stub.requests) == len(SCRIPTS)
+
+
+def test_clients_read_past_comments() -> None:
+    """Comments, as streams get them that wait for their turn: OpenAI's client and LangChain read the answer around them."""
+    words = ["the ", "keel"]
+    choices = [{"index": 0, "delta": {"content": word}, "finish_reason": None} for word in words]
+    pieces = [{"id": "c", "object": "chat.completion.chunk", "created": 1, "model": "m", "choices": [one]} for one in choices]
+    events = [f": held\n\n:\n\ndata: {json.dumps(piece)}\n\n".encode() for piece in pieces]
+    script = [SSE_HEAD, *[chunk(event) for event in events], chunk(b": held\n\ndata: [DONE]\n\n"), END]
+    with Stub(lambda _: script) as stub, RelayRig(EngineAddress(port=stub.port)) as rig, httpx.Client(trust_env=False) as http:
+        base = {"base_url": f"http://127.0.0.1:{rig.port}/v1", "api_key": "none"}
+        client = openai.OpenAI(**base, http_client=http)
+        asked = client.chat.completions.create(model="m", messages=[{"role": "user", "content": "x"}], stream=True)
+        assert [piece.choices[0].delta.content for piece in asked] == words
+        model = ChatOpenAI(**base, model="m", http_client=http)
+        assert "".join(str(piece.content) for piece in model.stream("x")) == "".join(words)

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.models import cache_dir
-from tests.upstream import stand_in as program
+from tests.upstream import stand_in
 from tests.upstream.known import KNOWN
-from tests.upstream.suite import ROOT, Outcome, Suite, stand_in
+from tests.upstream.suite import ROOT, Outcome, Suite, proxy_in_place
 
 Outcomes = dict[str, Outcome]
 HOW = {"pools": "", "off": "--off"}
@@ -49,7 +49,7 @@ class Comparison:
     def __init__(self, suite: Suite, engine: Path, folder: Path, port: int) -> None:
         self._suite = suite
         self._engine = engine
-        self._proxy = stand_in(folder)
+        self._proxy = proxy_in_place(folder)
         self._port = port
 
     def direct(self, select: Sequence[str], name: str = "direct") -> Outcomes:
@@ -58,7 +58,7 @@ class Comparison:
 
     def through(self, way: str, select: Sequence[str], name: str = "through") -> Outcomes:
         """The proxy in its place."""
-        env = {program.ENGINE: str(self._engine), program.OPTIONS: HOW[way]}
+        env = {stand_in.ENGINE: str(self._engine), stand_in.OPTIONS: HOW[way]}
         return self._suite.run(self._proxy, f"{name}-{way}", select, env, self._port)
 
     def differences(self, way: str, direct: Outcomes, through: Outcomes) -> list[Difference]:

@@ -69,7 +69,7 @@ class Suite:
         return {test: Outcome(**found) for test, found in json.loads(outcomes.read_text()).items()}
 
 
-def stand_in(folder: Path) -> Path:
+def proxy_in_place(folder: Path) -> Path:
     """A program that takes a server's arguments and runs the proxy."""
     path = folder / "proxy-in-place"
     path.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m tests.upstream.stand_in "$@"\n')

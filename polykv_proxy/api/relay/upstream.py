@@ -6,6 +6,8 @@ Law: knows nothing of clients. At most one exchange uses a connection at a time;
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import select
 import socket
 import struct
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 
 _BODILESS = frozenset({204, 304})
 _RESET = struct.pack("ii", 1, 0)
+_READ = 64 * 1024
 
 
 class UpstreamUser(Protocol):
@@ -152,6 +155,8 @@ class Upstream(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None and self.user is not None and (rest := _unread(self.transport)):
+            self.data_received(rest)
         self.pool.forget(self)
         self._parser = None
         if self.user is not None:
@@ -230,6 +235,19 @@ class Upstream(asyncio.Protocol):
         self.abort()
         if user is not None:
             user.upstream_lost(why)
+
+
+def _unread(transport: asyncio.Transport | None) -> bytes:
+    """What the engine said before it closed: a write that fails ends a connection before its last words are read."""
+    sock = transport.get_extra_info("socket") if transport is not None else None
+    if sock is None or sock.fileno() < 0:
+        return b""
+    said = bytearray()
+    with socket.socket(fileno=os.dup(sock.fileno())) as same, contextlib.suppress(OSError):
+        same.setblocking(False)
+        while data := same.recv(_READ):
+            said += data
+    return bytes(said)
 
 
 def _framing(headers: list[Header]) -> Framing:
