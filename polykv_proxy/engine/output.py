@@ -6,6 +6,7 @@ are shown and logged, so what an error message quotes of a request is left out o
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -13,6 +14,7 @@ from collections import deque
 from pathlib import Path
 from typing import BinaryIO
 
+_log = logging.getLogger(__name__)
 _LINE_LIMIT = 1000
 _TOLD = re.compile(r'(got exception: .*?"message":")(?:[^"\\]|\\.)*')
 """An error as the engine logs it: the message went to the client, and may quote what that sent."""
@@ -26,6 +28,7 @@ class OutputLog:
         self._lines: deque[str] = deque(maxlen=n_lines)
         self._partial = b""
         self._lock = threading.Lock()
+        self._gap = False
         self._file: BinaryIO | None = _opened(file) if file is not None else None
 
     def feed(self, data: bytes) -> None:
@@ -36,7 +39,18 @@ class OutputLog:
             self._partial = rest[:_LINE_LIMIT]  # its beginning says what it is
             self._lines.extend(_text(line) for line in whole)
         if self._file is not None:
-            self._file.write(data)
+            self._write(self._file, data)
+
+    def _write(self, file: BinaryIO, data: bytes) -> None:
+        """What cannot be written is missing there, and is said once: who stopped reading would make the engine stand still."""
+        try:
+            file.write(data)
+        except OSError as error:
+            if not self._gap:
+                _log.warning("what the engine prints cannot be written to its log: %s; there will be a gap", error.strerror)
+            self._gap = True
+        else:
+            self._gap = False
 
     def tail(self, n: int = 20) -> list[str]:
         """The last lines, an unfinished one included."""

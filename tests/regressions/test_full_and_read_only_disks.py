@@ -4,13 +4,17 @@ on, nothing is lost. The disk is a small file system of its own, where the tests
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from polykv_proxy.engine.output import OutputLog
+from polykv_proxy.engine.process import EngineProcess
 from polykv_proxy.errors import SettingsError
 from tests.fakes.fake_engine import FakeEngine
 from tests.integration.rig import Rig, rig, served
@@ -126,3 +130,29 @@ async def test_a_disk_that_is_read_only_at_the_start(tmp_path: Path, disk: Disk)
             pass
     disk.read_only(False)
     await has_all_of_it(tmp_path, disk, engine)
+
+
+@pytest.mark.parametrize("full_at_first", [False, True])
+async def test_a_full_disk_under_the_engine_s_log(
+    disk: Disk, full_at_first: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The engine prints more than a pipe holds: it is read to its end, and the gap is said once. With room the log goes on."""
+    output = OutputLog(file=disk.root / "engine.log")
+    if full_at_first:
+        disk.fill()
+    go_on = tmp_path / "go on"
+    prints = "for _ in range(20000): print('a line of the engine, of some length, as engines print them')"
+    waits = "import pathlib, sys, time\nsys.stdout.flush()\nwhile not pathlib.Path(sys.argv[1]).exists(): time.sleep(0.01)"
+    script = f"{prints}\n{waits}\nprint('the end')"
+    process = await EngineProcess.start([sys.executable, "-c", script, str(go_on)], os.environ, output)
+    async with asyncio.timeout(60):
+        while output.n_bytes < 20000 * 60:
+            await asyncio.sleep(0.01)
+    if full_at_first:
+        disk.empty()
+    go_on.touch()
+    assert await asyncio.wait_for(process.exited, 60) == 0
+    assert output.tail(1) == ["the end"]
+    output.close()
+    assert len([one for one in caplog.records if "there will be a gap" in one.getMessage()]) == 1
+    assert (disk.root / "engine.log").read_bytes().endswith(b"the end\n") is full_at_first
