@@ -22,7 +22,7 @@ from tests.e2e.soak_rude import CHAT, WORDS
 
 HANG_GUARD_S = 180.0
 SYSTEM = "You are clerk number {} of a large office: be brief, be polite and never promise a date."
-MOST_UNFAIR = 12.0
+MOST_UNFAIR = 8.0
 """The longest wait for an answer, in medians of those about that time."""
 FEW = 50
 """Waits that make a median worth the name."""
