@@ -64,6 +64,8 @@ def run(settings: Settings) -> int:
     """Serve until told to stop; the exit code. Raises SettingsError before anything was started."""
     logs.set_up(settings.log_level, settings.log_format)
     prepared = prepare(settings)
+    for note in prepared.notes:
+        _log.warning("%s", note)
     try:
         return uvloop.run(Proxy(prepared).serve())
     finally:

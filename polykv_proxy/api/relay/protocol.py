@@ -359,7 +359,7 @@ class RelayProtocol(HttpToolsProtocol):
         self._dead = True
         self.relay.tally.n_closed += 1
         if self._patience is not None:
-            self._patience.over()
+            self._patience.close()
         self._client_gone()
 
     def eof_received(self) -> None:
