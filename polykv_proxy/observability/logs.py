@@ -5,17 +5,22 @@ Law: nothing here knows what is said. Bodies, prompts and keys are nobody's to l
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
+import queue
 import sys
+import threading
 from collections.abc import Mapping
 from contextvars import ContextVar
+from logging.handlers import QueueHandler
 from typing import Literal, TextIO
 
 REQUEST_ID: ContextVar[str | None] = ContextVar("polykv_request_id", default=None)
 """Of the request that is being worked on, in the form that is shown."""
 
+_LAST_S = 1.0
 LogFormat = Literal["text", "json"]
 _OTHERS = ("httpx", "httpcore", "httpx2", "httpcore2", "asyncio", "uvicorn.error", "opentelemetry")
 """Libraries that would say at every call what we say where it matters, headers and bodies included."""
@@ -23,9 +28,8 @@ _OTHERS = ("httpx", "httpcore", "httpx2", "httpcore2", "asyncio", "uvicorn.error
 
 def set_up(level: str, form: LogFormat) -> None:
     """Once, for this process."""
-    handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(JsonLines() if form == "json" else TextLines())
-    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    formatter = JsonLines() if form == "json" else TextLines()
+    logging.basicConfig(level=level.upper(), handlers=[Aside(sys.stderr, formatter)], force=True)
     for name in _OTHERS:
         logging.getLogger(name).setLevel(logging.WARNING)
 
@@ -33,6 +37,53 @@ def set_up(level: str, form: LogFormat) -> None:
 def say(log: logging.Logger, event: str, fields: Mapping[str, object]) -> None:
     """An event with fields: names of their own in JSON, `name=value` in a text."""
     log.info(event, extra={"fields": fields})
+
+
+class Aside(QueueHandler):
+    """Lines are made where they are said and written by a thread: a terminal that is held still, or a pipe that nobody reads, holds
+    up nobody. Beyond `most` waiting lines the newest are dropped, and how many is said.
+    """
+
+    def __init__(self, stream: TextIO, formatter: logging.Formatter, most: int = 10_000) -> None:
+        self._lines: queue.Queue[str | None] = queue.Queue(most)
+        super().__init__(self._lines)
+        self.setFormatter(formatter)
+        self._stream = stream
+        self._n_dropped = 0
+        self._writer = threading.Thread(target=self._write, name="polykv-log", daemon=True)
+        self._writer.start()
+
+    def prepare(self, record: logging.LogRecord) -> str:
+        """The line; whoever says it still knows the request."""
+        return self.format(record)
+
+    def enqueue(self, record: str) -> None:  # type: ignore[override] # what prepare makes
+        """Never waits."""
+        try:
+            self._lines.put_nowait(record)
+        except queue.Full:
+            self._n_dropped += 1
+
+    def close(self) -> None:
+        """What waits is written, if that takes no longer than a moment."""
+        with contextlib.suppress(queue.Full):
+            self._lines.put(None, timeout=_LAST_S)
+        self._writer.join(_LAST_S)
+        super().close()
+
+    def _write(self) -> None:
+        n_told = 0
+        while (line := self._lines.get()) is not None:
+            self._put(line)
+            if (n_dropped := self._n_dropped) > n_told:
+                what = "%d lines of this log are missing: they were not read in time"
+                self._put(self.format(logging.LogRecord("polykv", logging.WARNING, "", 0, what, (n_dropped - n_told,), None)))
+                n_told = n_dropped
+
+    def _put(self, line: str) -> None:
+        with contextlib.suppress(OSError, ValueError):  # nobody reads any more
+            self._stream.write(line + "\n")
+            self._stream.flush()
 
 
 class TextLines(logging.Formatter):

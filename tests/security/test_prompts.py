@@ -51,7 +51,7 @@ def test_no_prompt_is_in_a_log(form: str, tmp_path: Path) -> None:
             psutil.Process(served.health["pid"]).kill()
             http.post("/completion", json={"prompt": MARK})
             while http.get("/polykv/health").json()["restarts"] == 0:
-                time.sleep(0.05)  # each look is a line in a pipe that nobody reads yet
+                time.sleep(0.05)
         titles = " ".join(psutil.Process(served.process.pid).cmdline())
         assert served.stop() == 0
     assert MARK not in served.said.lower()

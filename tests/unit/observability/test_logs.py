@@ -5,11 +5,12 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 
 import pytest
 
 from polykv_proxy.core.request_ids import request_id_of, shown
-from polykv_proxy.observability.logs import REQUEST_ID, JsonLines, LogLines, TextLines, say
+from polykv_proxy.observability.logs import REQUEST_ID, Aside, JsonLines, LogLines, TextLines, say
 
 
 def _logged(formatter: logging.Formatter, call: object) -> str:
@@ -72,6 +73,39 @@ def test_what_is_printed_for_people_becomes_events() -> None:
         out.write("ee\n")
 
     assert [json.loads(line)["message"] for line in _logged(JsonLines(), speak).splitlines()] == ["one", "two", "three"]
+
+
+def test_a_log_that_nobody_reads_holds_up_nobody() -> None:
+    """Lines wait, then they are dropped; when somebody reads again each is there or among those that are said to be missing."""
+    read, write = os.pipe()
+    with os.fdopen(write, "w") as stream:
+        handler = Aside(stream, logging.Formatter("%(message)s"), most=100)
+        log = logging.Logger("polykv.test")
+        log.addHandler(handler)
+        for n in range(1000):
+            log.warning("%d %s", n, "x" * 1000)
+        n_there = n_missing = 0
+        with os.fdopen(read) as reader:
+            while n_there + n_missing < 1000:
+                n, _, what = reader.readline().partition(" ")
+                if "missing" in what:
+                    n_missing += int(n)
+                else:
+                    n_there += 1
+            handler.close()
+    assert n_missing > 500
+
+
+def test_what_was_said_last_is_still_written() -> None:
+    """At the end, in order."""
+    out = io.StringIO()
+    handler = Aside(out, logging.Formatter("%(message)s"))
+    log = logging.Logger("polykv.test")
+    log.addHandler(handler)
+    for n in range(100):
+        log.warning("%d", n)
+    handler.close()
+    assert out.getvalue().split() == [str(n) for n in range(100)]
 
 
 def test_an_id_harms_no_log() -> None:
