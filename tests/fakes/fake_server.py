@@ -62,7 +62,7 @@ class FakeEngineServer:
         self.engine.listeners_stop = False
         self.path.unlink(missing_ok=True)
         config = uvicorn.Config(
-            self._app(), uds=str(self.path), log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1
+            self.app(), uds=str(self.path), log_level="error", lifespan="off", ws="none", timeout_graceful_shutdown=1
         )
         self._server = QuietServer(config)
         self._task = asyncio.create_task(self._server.serve())
@@ -93,7 +93,8 @@ class FakeEngineServer:
         self.engine.boot()
         await self.start()
 
-    def _app(self) -> Starlette:
+    def app(self) -> Starlette:
+        """All of it as an application, for who serves it himself."""
         post = [Route(path, self._complete, methods=["POST"]) for path in COMPLETIONS]
         post += [Route(path, self._chat, methods=["POST"]) for path in CHATS]
         texts = {"/detokenize": self._detokenize, "/tokenize": self._tokenize, "/apply-template": self._template}
