@@ -57,11 +57,10 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Stub:
-    """The engine: its socket, its port and its process."""
+    """The engine: its socket and its port."""
 
     uds: Path
     port: int
-    pid: int
 
 
 def free_port() -> int:
@@ -73,8 +72,8 @@ def free_port() -> int:
 def stub(folder: Path) -> Iterator[Stub]:
     """The scripted engine."""
     uds, port = folder / "engine.sock", free_port()
-    with _process([sys.executable, "-m", "bench.proxies.stub", str(uds), str(port)], port) as process:
-        yield Stub(uds, port, process.pid)
+    with _process([sys.executable, "-m", "bench.proxies.stub", str(uds), str(port)], port):
+        yield Stub(uds, port)
 
 
 @contextmanager

@@ -60,7 +60,6 @@ class RelayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._dead:
             return
-        self._idle_since = None
         self._moved = False
         self._n_read = len(data)
         self._n_fed += len(data)
@@ -140,6 +139,7 @@ class RelayProtocol(HttpToolsProtocol):
     # parser callbacks
 
     def on_message_begin(self) -> None:
+        self._idle_since = None
         self._moved = True
         self._unfinished = True
         self._raw = []

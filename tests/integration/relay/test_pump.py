@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from polykv_proxy.api.relay import UpstreamPool
+from polykv_proxy.api.relay import RelayLimits, UpstreamPool
 from polykv_proxy.ports import EngineAddress
 from tests.fakes.relay_rig import Client, RelayRig, request
 from tests.fakes.stub_engine import END, SSE_HEAD, Do, Stub, chunk, reply
@@ -183,3 +183,25 @@ def test_a_client_that_only_connects_costs_nothing() -> None:
             socket.create_connection(("127.0.0.1", rig.port)).close()
         assert rig.send(request()).status == 200
         assert stub.n_connections == 1
+
+
+@pytest.mark.parametrize("before", [b"", b"\r\n", request()])
+def test_an_idle_connection_is_closed_after_its_time(before: bytes) -> None:
+    """Also one on which nothing has come but line breaks, which begin no request."""
+    limits = RelayLimits(keep_alive_s=0.2)
+    with Stub(lambda _: reply()) as stub, RelayRig(EngineAddress(port=stub.port), limits=limits) as rig, rig.connect() as client:
+        client.send(before)
+        if before == request():
+            assert client.reply().status == 200
+        assert client.rest() == b""
+
+
+def test_a_connection_with_a_request_on_it_is_not_idle() -> None:
+    """However long the engine is silent; its time begins with the end of the reply."""
+    limits = RelayLimits(keep_alive_s=0.2)
+    script = [SSE_HEAD, chunk(b"data: 1\n\n"), 0.7, chunk(b"data: 2\n\n"), END]
+    with Stub(lambda _: script) as stub, RelayRig(EngineAddress(port=stub.port), limits=limits) as rig, rig.connect() as client:
+        client.send(request(b"POST", b"/v1/chat/completions", b"{}"))
+        assert client.reply().complete
+        client.send(request(b"POST", b"/v1/chat/completions", b"{}"))
+        assert client.reply().complete
