@@ -33,7 +33,7 @@ def test_the_stand_in_leaves_nothing_out() -> None:
     env = {ENGINE: "/e", OPTIONS: "--off"}
     args = ["--port", "1", "--temp", "0", "--host", "h", "--api-key", "k", "--jinja"]
     assert translate(args, env) == (
-        ["--engine", "/e", "--off", "--port", "1", "--host", "h", "--", "--temp", "0", "--jinja"],
+        ["--engine", "/e", "--engine-log", "/dev/stdout", "--off", "--port", "1", "--host", "h", "--", "--temp", "0", "--jinja"],
         {"POLYKV_API_KEY": "k"},
     )
 

@@ -36,7 +36,7 @@ class Difference:
     @property
     def why(self) -> str | None:
         """The reason, of one that is known."""
-        return KNOWN.get(self.test.removeprefix("unit/"))
+        return KNOWN.get(self.test.removeprefix("unit/").partition("[")[0])
 
     def __str__(self) -> str:
         ends = [f"{one.outcome} {one.at}".strip() for one in (self.direct, self.through)]

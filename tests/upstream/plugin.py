@@ -47,6 +47,14 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
         start(server, *args, **kwargs)
 
     utils.ServerProcess.start = local_start
+    ask = utils.ServerProcess.make_request
+
+    def asked(server: Any, *args: Any, **kwargs: Any) -> Any:
+        reply = ask(server, *args, **kwargs)
+        reply.headers = utils.requests.structures.CaseInsensitiveDict(reply.headers)  # as names of fields are
+        return reply
+
+    utils.ServerProcess.make_request = asked
     send = utils.requests.Session.send
 
     def local_send(session: Any, request: Any, **kwargs: Any) -> Any:

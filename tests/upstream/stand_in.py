@@ -16,8 +16,8 @@ _OURS = ("--host", "--port")
 
 
 def translate(args: Sequence[str], env: Mapping[str, str]) -> tuple[list[str], dict[str, str]]:
-    """The proxy's arguments, and variables to set. Keys travel as a variable: an argument is readable by everyone."""
-    ours, engine, more = ["--engine", env[ENGINE], *env.get(OPTIONS, "").split()], [], {}
+    """The proxy's arguments, and variables to set: keys, since all can read arguments. The engine's log goes to standard output."""
+    ours, engine, more = ["--engine", env[ENGINE], "--engine-log", "/dev/stdout", *env.get(OPTIONS, "").split()], [], {}
     rest = iter(args)
     for arg in rest:
         if arg in _OURS:
