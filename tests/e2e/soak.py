@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
 
@@ -68,6 +67,14 @@ class Soak:
 
     def run(self) -> Outcome:
         """To the end; BrokenError, or what a client or a watcher raised, at the first thing that is not right."""
+        try:
+            return self._run()
+        except BaseException:
+            self.over.set()
+            self.proxy.served.process.kill()  # so that whoever still asks it comes to an end
+            raise
+
+    def _run(self) -> Outcome:
         watching = [self._guarded(watcher.watch) for watcher in self.watchers]
         owning = [self._guarded(lambda owner=owner: self._own(owner)) for owner in self.owners]  # type: ignore[misc]
         with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as others:
@@ -75,7 +82,7 @@ class Soak:
             for thread in (*watching, *owning):
                 thread.start()
             figures = self._sampled(others)
-            beat = self._result(asking)
+            beat = asking.result()
         self.over.set()
         for thread in owning:
             thread.join()
@@ -101,7 +108,7 @@ class Soak:
             told = "  ".join(gauge.sample() for gauge in self.gauges)
             print(f"{time.monotonic() - started:6.0f} s  {done:7} requests of owners  {told}", flush=True)
         assert coming is not None
-        figures = self._result(coming)
+        figures = coming.result()
         if figures.broken:
             raise BrokenError(f"{len(figures.broken)} of the crowd's requests ended wrong: {figures.broken[0]}")
         return figures
@@ -111,13 +118,6 @@ class Soak:
         for n, name in enumerate(names):
             self.proxy.pool(messages=[{"role": "system", "content": SYSTEM.format(n)}], name=name)
         return others.submit(crowd, self.proxy.served.url, names, BODY_LIMIT, self.n_crowd, seconds)
-
-    def _result(self, future: Future[Any]) -> Any:
-        try:
-            return future.result()
-        except BaseException:
-            self.over.set()
-            raise
 
     def _own(self, owner: Owner) -> None:
         while not self.over.is_set():
@@ -135,7 +135,6 @@ class Soak:
 
     def _raise(self) -> None:
         if self.broken:
-            self.over.set()
             raise self.broken[0]
 
 
@@ -165,6 +164,8 @@ def verdicts(outcome: Outcome) -> list[str]:
     found, net_s = [], quantile(outcome.pulse.net_s, 99)
     if net_s > GOAL_S:
         found.append(f"/polykv/health: p99 {net_s:.3f} s without waiting for a processor; the goal is {GOAL_S} s")
+    if not min(outcome.crowd.served.values()):
+        found.append("there are clients who never had an answer")
     if outcome.crowd.unfair > MOST_UNFAIR:
         found.append(f"somebody waited {outcome.crowd.unfair:.1f} times the median of that time, more than {MOST_UNFAIR}")
     return found

@@ -60,6 +60,7 @@ class Crowd:
 
     async def run(self, n_clients: int) -> Figures:
         """All of them to their ends. Nobody begins anew once something has broken."""
+        self.figures.served.update(dict.fromkeys(range(n_clients), 0))
         timeout, connector = aiohttp.ClientTimeout(total=HANG_GUARD_S), aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(self.url, timeout=timeout, connector=connector, trust_env=False) as http:
             await asyncio.gather(*(self.live(Client(self, http, number)) for number in range(n_clients)))
