@@ -65,7 +65,7 @@ def test_a_request_that_takes_all_memory(engine_path: Path, needs_kib: int, tmp_
 
 def test_a_start_without_enough_memory(engine_path: Path, needs_kib: int, tmp_path: Path) -> None:
     """Exit code 1, and the engine's own last words."""
-    engine = limited(engine_path, tmp_path, needs_kib * 3 // 5)
+    engine = limited(engine_path, tmp_path, needs_kib // 5)
     command = [sys.executable, "-m", "polykv_proxy.cli", "--engine", engine, "-m", tiny_model("full"), "--port", "0"]
     done = subprocess.run(
         [*command, "--state-dir", tmp_path / "state", "--", *map(str, ARGS)],
