@@ -24,7 +24,7 @@ from tests.unit.core.tree_lives import CLIENTS, Cells, TreeLives
 
 pytestmark = pytest.mark.engine
 
-LIVES = int(os.environ.get("POLYKV_TEST_LIVES", "100"))
+LIVES = int(os.environ.get("POLYKV_TEST_LIVES", "60"))
 GRAIN = 16
 """Real tokens and cells for each one of the model."""
 ARGS = ("-c", 4096, "-t", 1, "-kvu", "--cache-ram", 0, "-fa", "off")
