@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import gguf
 import numpy as np
 
 from tests.models import smollm2, tiny
@@ -34,16 +33,12 @@ LEFT_OUT = (
 def write_model(target: Path) -> None:
     """The rows of each matrix are the same few."""
     vocabulary = tiny.read_vocabulary(smollm2())
-    writer = gguf.GGUFWriter(target, SHAPE.arch)
-    tiny.write_header(writer, "device check", SHAPE)
-    tiny.write_vocabulary(writer, vocabulary)
-    for name, values in tiny.tensors(SHAPE, vocabulary.words):
-        wide = values if values.ndim == 1 else np.resize(values[:N_ROWS].astype(np.float16), values.shape)
-        writer.add_tensor(name, wide)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with tiny.writing(target, SHAPE.arch) as writer:
+        tiny.write_header(writer, "device check", SHAPE)
+        tiny.write_vocabulary(writer, vocabulary)
+        for name, values in tiny.tensors(SHAPE, vocabulary.words):
+            wide = values if values.ndim == 1 else np.resize(values[:N_ROWS].astype(np.float16), values.shape)
+            writer.add_tensor(name, wide)
 
 
 def sources(tree: Path) -> Iterator[Path]:

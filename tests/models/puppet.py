@@ -7,10 +7,8 @@ So an answer depends on the prompt's last token alone; for what depends on all o
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -82,22 +80,12 @@ def build(target: Path, donor: Path) -> Path:
     added = [piece for chain in chains for piece in chain]
     types = [gguf.TokenType.CONTROL if at == 0 else gguf.TokenType.NORMAL for chain in chains for at in range(len(chain))]
     vocabulary = replace(known, tokens=[*known.tokens, *added], types=[*known.types, *types], template=template())
-    part = target.with_name(f".{target.name}.{os.getpid()}")
-    writer = gguf.GGUFWriter(part, _SHAPE.arch)
-    try:
+    with tiny.writing(target, _SHAPE.arch) as writer:
         tiny.write_header(writer, "puppet", _SHAPE)
         tiny.write_vocabulary(writer, vocabulary)
         successors = _successors(chains, len(known.tokens), known.special["eos"])
         for name, values in _tensors(successors, len(vocabulary.tokens), known.special["eos"]):
             writer.add_tensor(name, values.astype(np.float16 if values.ndim > 1 else np.float32))
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        part.replace(target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            part.unlink()
     return target
 
 

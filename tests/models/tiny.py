@@ -78,14 +78,22 @@ def build(kind: str, target: Path, donor: Path) -> Path:
     if kind not in KINDS:
         raise ValueError(f"unknown kind of tiny model: {kind}; known are {', '.join(KINDS)}")
     shape = KINDS[kind]
-    part = target.with_name(f".{target.name}.{os.getpid()}")
-    writer = gguf.GGUFWriter(part, shape.arch)
-    try:
+    with writing(target, shape.arch) as writer:
         write_header(writer, kind, shape)
         write_vocabulary(writer, read_vocabulary(donor))
         for name, values in tensors(shape, read_vocabulary(donor).words):
             half = values.ndim > 1 and not shape.full_precision and "conv" not in name and "ssm_a" not in name
             writer.add_tensor(name, values.astype(np.float16 if half else np.float32))
+    return target
+
+
+@contextlib.contextmanager
+def writing(target: Path, arch: str) -> Iterator[gguf.GGUFWriter]:
+    """A writer of a model of this architecture; afterwards `target` is there whole, or not at all."""
+    part = target.with_name(f".{target.name}.{os.getpid()}")
+    writer = gguf.GGUFWriter(part, arch)
+    try:
+        yield writer
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
@@ -94,7 +102,6 @@ def build(kind: str, target: Path, donor: Path) -> Path:
     finally:
         with contextlib.suppress(FileNotFoundError):
             part.unlink()
-    return target
 
 
 def file_name(kind: str, donor: str) -> str:

@@ -43,38 +43,36 @@ def _made(path: Path, make: Callable[[Path], object]) -> Path:
 def infill(path: Path) -> None:
     """The `full` kind with three of its special tokens as those of fill-in-the-middle."""
     shape, vocabulary = tiny.KINDS["full"], tiny.read_vocabulary(smollm2())
-    writer = gguf.GGUFWriter(path, shape.arch)
-    tiny.write_header(writer, "full", shape)
-    tiny.write_vocabulary(writer, vocabulary)
-    for part, token in (("pre", "<repo_name>"), ("suf", "<file_sep>"), ("mid", "<filename>")):
-        writer.add_uint32(f"tokenizer.ggml.fim_{part}_token_id", vocabulary.tokens.index(token))
-    for name, values in tiny.tensors(shape, vocabulary.words):
-        writer.add_tensor(name, values.astype(np.float16 if values.ndim > 1 else np.float32))
-    _write(writer)
+    with tiny.writing(path, shape.arch) as writer:
+        tiny.write_header(writer, "full", shape)
+        tiny.write_vocabulary(writer, vocabulary)
+        for part, token in (("pre", "<repo_name>"), ("suf", "<file_sep>"), ("mid", "<filename>")):
+            writer.add_uint32(f"tokenizer.ggml.fim_{part}_token_id", vocabulary.tokens.index(token))
+        for name, values in tiny.tensors(shape, vocabulary.words):
+            writer.add_tensor(name, values.astype(np.float16 if values.ndim > 1 else np.float32))
 
 
 def encoder(path: Path, vocabulary: Path) -> None:
     """A BERT with a head for ranking: embeds and reranks."""
-    writer = gguf.GGUFWriter(path, "bert")
-    fields = [field for field in gguf.GGUFReader(vocabulary).fields.values() if field.name.startswith("tokenizer.")]
-    for field in fields:
-        writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
-    n_vocab = next(len(field.data) for field in fields if field.name == "tokenizer.ggml.tokens")
-    writer.add_context_length(N_CTX)
-    writer.add_embedding_length(N_EMBD)
-    writer.add_block_count(N_LAYER)
-    writer.add_feed_forward_length(N_FF)
-    writer.add_head_count(4)
-    writer.add_layer_norm_eps(1e-12)
-    writer.add_causal_attention(False)
-    writer.add_pooling_type(gguf.PoolingType.CLS)
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
-    rng = np.random.default_rng(11)
-    for name, size in _tensors(n_vocab):
-        flat = name.endswith(("norm.weight", "bias"))
-        values = np.full(size, float(name.endswith("weight"))) if flat else rng.standard_normal(size) / np.sqrt(size[-1])
-        writer.add_tensor(name, values.astype(np.float32))
-    _write(writer)
+    with tiny.writing(path, "bert") as writer:
+        fields = [field for field in gguf.GGUFReader(vocabulary).fields.values() if field.name.startswith("tokenizer.")]
+        for field in fields:
+            writer.add_key_value(field.name, field.contents(), field.types[0], field.types[-1] if len(field.types) > 1 else None)
+        n_vocab = next(len(field.data) for field in fields if field.name == "tokenizer.ggml.tokens")
+        writer.add_context_length(N_CTX)
+        writer.add_embedding_length(N_EMBD)
+        writer.add_block_count(N_LAYER)
+        writer.add_feed_forward_length(N_FF)
+        writer.add_head_count(4)
+        writer.add_layer_norm_eps(1e-12)
+        writer.add_causal_attention(False)
+        writer.add_pooling_type(gguf.PoolingType.CLS)
+        writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+        rng = np.random.default_rng(11)
+        for name, size in _tensors(n_vocab):
+            flat = name.endswith(("norm.weight", "bias"))
+            values = np.full(size, float(name.endswith("weight"))) if flat else rng.standard_normal(size) / np.sqrt(size[-1])
+            writer.add_tensor(name, values.astype(np.float32))
 
 
 def _tensors(n_vocab: int) -> list[tuple[str, tuple[int, ...]]]:
@@ -97,10 +95,3 @@ def _tensors(n_vocab: int) -> list[tuple[str, tuple[int, ...]]]:
             (f"{at}{norm}.{part}", (N_EMBD,)) for norm in ("attn_output_norm", "layer_output_norm") for part in ("weight", "bias")
         ]
     return named
-
-
-def _write(writer: gguf.GGUFWriter) -> None:
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
