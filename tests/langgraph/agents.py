@@ -7,24 +7,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from langchain_core.tools import tool
-
 from opencoti_langgraph import OpencotiChatModel, PoolClient
 from tests.langgraph.real import N_CTX, served_tiny
 
 SYSTEM = "You are a terse assistant who knows a great deal about ships, harbours and the open sea."
-
-
-@tool
-def dive(depth: int) -> str:
-    """Go down."""
-    return f"at {depth}"
-
-
-@tool
-def ascend(height: int) -> str:
-    """Go up."""
-    return f"at {height}"
 
 
 @contextmanager

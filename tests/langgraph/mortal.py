@@ -20,7 +20,6 @@ from deepagents import create_deep_agent
 from langchain.agents import create_agent
 from langchain.agents.middleware.types import AgentMiddleware, AgentState
 from langchain_core.messages import BaseMessage, HumanMessage, SystemMessage
-from langchain_core.tools import tool
 from langgraph.checkpoint.sqlite import SqliteSaver
 from langgraph.graph import START, StateGraph
 
@@ -37,6 +36,7 @@ from opencoti_langgraph import (
     Trigger,
 )
 from opencoti_langgraph.state import latest
+from tests.langgraph.sailing import dive
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload([__name__])  # once imported, a life starts in milliseconds
@@ -127,12 +127,6 @@ def live(life: Life) -> None:
 def _said(message: BaseMessage) -> list[Any]:
     calls = [(call["name"], call["args"]) for call in getattr(message, "tool_calls", [])]
     return [message.type, message.text, calls]
-
-
-@tool
-def dive(depth: int) -> str:
-    """Go down."""
-    return f"at {depth}"
 
 
 class Counted(AgentState[Any]):

@@ -11,7 +11,6 @@ import pytest
 from langchain_core.exceptions import ContextOverflowError, ModelConnectionError, ModelRateLimitError
 from langchain_core.messages import AIMessage, AIMessageChunk, BaseMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import ConfigurableField
-from langchain_core.tools import tool
 from langgraph.graph import END, START, StateGraph
 from langgraph.graph.message import add_messages
 from pydantic import BaseModel
@@ -29,20 +28,9 @@ from opencoti_langgraph import (
 )
 from tests.fakes.scripted_chat import TIMINGS, Answer
 from tests.fakes.scripted_server import N_CACHED, Scripted
+from tests.langgraph.sailing import ascend, dive
 
 QUESTION = "Where is the keel?"
-
-
-@tool
-def dive(depth: int) -> str:
-    """Go down."""
-    return f"at {depth}"
-
-
-@tool
-def ascend(height: int) -> str:
-    """Go up."""
-    return f"at {height}"
 
 
 class Find(BaseModel):

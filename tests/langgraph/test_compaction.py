@@ -12,7 +12,6 @@ import pytest
 from langchain.agents import create_agent
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.runnables import RunnableLambda
-from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.graph import START, StateGraph
 
@@ -29,16 +28,11 @@ from opencoti_langgraph import (
 from opencoti_langgraph.keeper import Held
 from tests.fakes.scripted_chat import Answer
 from tests.langgraph.fleet import Fleet, fleet, run
+from tests.langgraph.sailing import dive
 
 SYSTEM = "You are a terse sailor who knows ships and harbours."
 ALWAYS = Trigger(pressure=0.0, min_messages=6)
 KEEP = ("messages", 2)
-
-
-@tool
-def dive(depth: int) -> str:
-    """Go down."""
-    return f"at {depth}"
 
 
 @pytest.fixture

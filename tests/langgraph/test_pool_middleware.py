@@ -21,20 +21,9 @@ from opencoti_langgraph.prefix import Divergence
 from tests.fakes.fake_records import EngineFaultError
 from tests.fakes.scripted_chat import Answer
 from tests.langgraph.fleet import Fleet, fleet, run
+from tests.langgraph.sailing import ascend, dive
 
 SYSTEM = "You are a terse sailor who knows ships and harbours."
-
-
-@tool
-def dive(depth: int) -> str:
-    """Go down."""
-    return f"at {depth}"
-
-
-@tool
-def ascend(height: int) -> str:
-    """Go up."""
-    return f"at {height}"
 
 
 @pytest.fixture

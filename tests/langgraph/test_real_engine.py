@@ -21,8 +21,9 @@ from opencoti_langgraph import (
     PoolMiddleware,
     Trigger,
 )
-from tests.langgraph.agents import SYSTEM, cached, clients, dive, give_back, model_of
+from tests.langgraph.agents import SYSTEM, cached, clients, give_back, model_of
 from tests.langgraph.real import N_CTX
+from tests.langgraph.sailing import dive
 
 pytestmark = pytest.mark.engine
 

@@ -15,8 +15,9 @@ from langgraph.graph import START, StateGraph
 from langgraph.graph.message import add_messages
 
 from opencoti_langgraph import OpencotiChatModel, PoolClient, PoolMiddleware, late_context
-from tests.langgraph.agents import SYSTEM, ascend, clients, dive, give_back, model_of
+from tests.langgraph.agents import SYSTEM, clients, give_back, model_of
 from tests.langgraph.conftest import no_traces  # noqa: F401 - pytest finds the fixture here
+from tests.langgraph.sailing import ascend, dive
 
 pytestmark = pytest.mark.engine
 
