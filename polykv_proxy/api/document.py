@@ -15,8 +15,11 @@ from fastapi.responses import JSONResponse
 from pydantic import TypeAdapter
 
 from polykv_proxy.api import shapes, wire
+from polykv_proxy.api.event_shapes import HAPPENINGS, MAKING, SPEEDS
+from polykv_proxy.api.stream_routes import LONGEST_MS, SHORTEST_MS
 from polykv_proxy.core.admission.policy import BOUNDS, Mode, OnSaturation, WhileHeld
 from polykv_proxy.errors import KINDS
+from polykv_proxy.runtime.news import Topic
 from polykv_proxy.runtime.rows import PoolRow
 
 PATH = "/polykv/openapi.json"
@@ -36,7 +39,8 @@ def _whole(least: int, most: int = 999_999_999) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class Operation:
-    """What one method of one path takes and answers. `answers`: a type by status, None without a body; `errors`: codes of KINDS."""
+    """What one method of one path takes and answers. `answers`: a type by status, None without a body; `events`: types by the names
+    of the events that 200 may send instead; `errors`: codes of KINDS."""
 
     summary: str
     answers: Mapping[int, Any]
@@ -46,8 +50,7 @@ class Operation:
     query: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     needed: Sequence[str] = ()
     headers: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    kind: str = "application/json"
-    more_kinds: Sequence[str] = ()
+    events: Mapping[str, Any] = field(default_factory=dict)
     pooled: bool = True
 
 
@@ -56,7 +59,7 @@ _MAKE = {
     "errors": (*_BODY, *_MAKING, "session_not_found", "template_not_splittable"),
     "query": {"wait": _FLAG, "stream": _FLAG},
     "headers": {"Idempotency-Key": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"}},
-    "more_kinds": (EVENTS,),
+    "events": MAKING,
 }
 _POLICY = {
     "type": "object",
@@ -160,10 +163,17 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
     ("GET", "/polykv/tps"): Operation(
         "Speeds, as events or once",
         {200: shapes.Speeds},
-        query={"once": _FLAG, "running": _FLAG, "interval_ms": _whole(100, 60_000)},
-        more_kinds=(EVENTS,),
+        query={"once": _FLAG, "running": _FLAG, "interval_ms": _whole(SHORTEST_MS, LONGEST_MS)},
+        headers={"Last-Event-ID": _NAME},
+        events=SPEEDS,
     ),
-    ("GET", "/polykv/events"): Operation("What happens, as events", {200: _NAME}, query={"topics": _NAME}, kind=EVENTS),
+    ("GET", "/polykv/events"): Operation(
+        "What happens, as events",
+        {200: None},
+        query={"topics": {"type": "array", "items": {"enum": [topic.value for topic in Topic]}, "minItems": 1}},
+        headers={"Last-Event-ID": _NAME},
+        events=HAPPENINGS,
+    ),
     ("GET", "/gpu/peers"): Operation("Who shares the device", {200: shapes.Peers}),
     ("POST", "/gpu/weight"): Operation(
         "Set the engine's weight", {200: shapes.Weight}, (*_BODY, "gpu_share_off", "engine_protocol"), wire.SetWeight
@@ -206,7 +216,7 @@ def _operation(path: str, operation: Operation, schemas: dict[str, Any]) -> dict
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in re.findall(r"{(\w+)}", path)
     ]
     parameters += [
-        {"name": name, "in": "query", "required": name in operation.needed, "schema": schema}
+        {"name": name, "in": "query", "required": name in operation.needed, "schema": schema, **_list(schema)}
         for name, schema in operation.query.items()
     ]
     parameters += [{"name": name, "in": "header", "schema": schema} for name, schema in operation.headers.items()]
@@ -221,13 +231,22 @@ def _operation(path: str, operation: Operation, schemas: dict[str, Any]) -> dict
     return made
 
 
+def _list(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A list in a query has commas."""
+    return {"style": "form", "explode": False} if schema.get("type") == "array" else {}
+
+
 def _responses(path: str, operation: Operation, schemas: dict[str, Any]) -> dict[str, Any]:
     responses: dict[str, Any] = {}
     for status, shape in operation.answers.items():
         responses[str(status)] = {"description": "as asked"}
         if shape is not None:
-            content = {operation.kind: {"schema": _schema(shape, schemas)}}
-            responses[str(status)]["content"] = content | {kind: {"schema": _NAME} for kind in operation.more_kinds}
+            responses[str(status)]["content"] = {"application/json": {"schema": _schema(shape, schemas)}}
+    if operation.events:
+        content = responses["200"].setdefault("content", {})
+        content[EVENTS] = {
+            "itemSchema": {"oneOf": [_event(name, _schema(made, schemas)) for name, made in operation.events.items()]}
+        }
     codes = [*operation.errors, *_KEYED, *(_POOLED if operation.pooled else ()), *(["invalid_request"] if operation.query else [])]
     codes += ["pool_not_found"] if "{key}" in path else []
     for code in codes:
@@ -237,6 +256,19 @@ def _responses(path: str, operation: Operation, schemas: dict[str, Any]) -> dict
         )
         known["description"] = ", ".join(sorted({*filter(None, known["description"].split(", ")), code}))
     return responses
+
+
+def _event(name: str, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A server-sent event of that name; its data are JSON."""
+    return {
+        "type": "object",
+        "properties": {
+            "event": {"const": str(name)},
+            "id": {"type": "string"},
+            "data": {"type": "string", "contentMediaType": "application/json", "contentSchema": data},
+        },
+        "required": ["event", "data"],
+    }
 
 
 def _schema(shape: Any, schemas: dict[str, Any]) -> Mapping[str, Any]:

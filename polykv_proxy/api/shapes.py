@@ -11,7 +11,7 @@ from typing import Any
 
 from polykv_proxy.core.admission.capacity import Capacity
 from polykv_proxy.core.admission.policy import Policy
-from polykv_proxy.runtime.rows import PeerRow, PoolRow, SessionRow
+from polykv_proxy.runtime.rows import PeerRow, PoolRow, SessionRow, Whole
 
 
 @dataclass(frozen=True)
@@ -336,8 +336,10 @@ class Health:
 
 
 @dataclass(frozen=True)
-class Speeds:
-    """Tokens per second now."""
+class Speeds(Whole):
+    """Tokens per second now, of the engine as a whole and of each session."""
 
+    linked: bool
+    sessions: Sequence[SessionRow]
     seq: int
     ts: float

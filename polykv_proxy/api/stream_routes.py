@@ -14,6 +14,7 @@ from polykv_proxy.errors import ApiError
 from polykv_proxy.runtime.news import Topic
 
 INTERVAL_MS = 500
+SHORTEST_MS = 100
 LONGEST_MS = 60_000
 
 
@@ -41,7 +42,7 @@ def stream_routes(context: ApiContext) -> APIRouter:
 
 
 def _interval_ms(request: Request) -> int:
-    value = whole(request, "interval_ms", at_least=100)
+    value = whole(request, "interval_ms", at_least=SHORTEST_MS)
     if value is not None and value > LONGEST_MS:
         raise ApiError("invalid_request", f"interval_ms must be at most {LONGEST_MS}, not {value}", param="interval_ms")
     return value or INTERVAL_MS
