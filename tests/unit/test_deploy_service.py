@@ -32,9 +32,9 @@ def test_variables_are_settings(text: str) -> None:
 
 
 def test_the_service_has_time_to_stop() -> None:
-    """systemd waits longer than a drain and the engine's grace together."""
+    """systemd waits longer than a drain, copies of pools and the engine's grace together."""
     (seconds,) = lines("TimeoutStopSec")
-    assert float(seconds) > Settings.model_fields["drain_grace_s"].default + Settings.model_fields["stop_grace_s"].default
+    assert float(seconds) > Settings.model_fields["drain_grace_s"].default + 2 * Settings.model_fields["stop_grace_s"].default
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
