@@ -38,13 +38,15 @@ def flag(request: Request, name: str, *, default: bool) -> bool:
 MOST = 999_999_999
 
 
-def whole(request: Request, name: str, *, at_least: int) -> int | None:
+def whole(request: Request, name: str, *, at_least: int, at_most: int = MOST) -> int | None:
     """A query parameter that is a whole number, None without it."""
     value = request.query_params.get(name)
     if value is None:
         return None
-    if not (value.isascii() and value.isdecimal() and len(value) <= len(str(MOST)) and int(value) >= at_least):
-        raise ApiError("invalid_request", f"{name} must be a whole number from {at_least} to {MOST}, not {value!r:.40}", param=name)
+    if not (value.isascii() and value.isdecimal() and len(value) <= len(str(MOST)) and at_least <= int(value) <= at_most):
+        raise ApiError(
+            "invalid_request", f"{name} must be a whole number from {at_least} to {at_most}, not {value!r:.40}", param=name
+        )
     return int(value)
 
 

@@ -28,10 +28,10 @@ def stream_routes(context: ApiContext) -> APIRouter:
     @router.get("/polykv/tps")
     async def tps(request: Request) -> Response:
         running = flag(request, "running", default=False)
+        interval_ms = whole(request, "interval_ms", at_least=SHORTEST_MS, at_most=LONGEST_MS) or INTERVAL_MS
         if flag(request, "once", default=False):
             return Response(speeds.now(running=running), media_type="application/json")
-        interval_s = _interval_ms(request) / 1000
-        return stream(request, news, speeds.chunks(interval_s, last_seq(request), running=running))
+        return stream(request, news, speeds.chunks(interval_ms / 1000, last_seq(request), running=running))
 
     @router.get("/polykv/events")
     async def events(request: Request) -> Response:
@@ -41,20 +41,13 @@ def stream_routes(context: ApiContext) -> APIRouter:
     return router
 
 
-def _interval_ms(request: Request) -> int:
-    value = whole(request, "interval_ms", at_least=SHORTEST_MS)
-    if value is not None and value > LONGEST_MS:
-        raise ApiError("invalid_request", f"interval_ms must be at most {LONGEST_MS}, not {value}", param="interval_ms")
-    return value or INTERVAL_MS
-
-
 def _topics(request: Request) -> frozenset[Topic]:
-    """All, or those that `?topics=` names."""
-    text = request.query_params.get("topics")
-    if text is None:
+    """All, or those that `?topics=` names, once or more than once."""
+    texts = request.query_params.getlist("topics")
+    if not texts:
         return frozenset(Topic)
     known = {topic.value: topic for topic in Topic}
-    named = [name.strip() for name in text.split(",")]
+    named = [name.strip() for text in texts for name in text.split(",")]
     for name in named:
         if name not in known:
             raise ApiError("invalid_request", f"topics are {', '.join(known)}, not {name!r:.40}", param="topics")

@@ -69,15 +69,29 @@ async def test_once_is_plain_json_with_the_fields_of_the_page(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("query", "param"),
-    [("interval_ms=99", "interval_ms"), ("interval_ms=60001", "interval_ms"), ("interval_ms=x", "interval_ms"), ("once=2", "once")],
+    [
+        ("interval_ms=99", "interval_ms"),
+        ("interval_ms=60001", "interval_ms"),
+        ("interval_ms=x", "interval_ms"),
+        ("once=1&interval_ms=x", "interval_ms"),
+        ("once=2", "once"),
+    ],
 )
 async def test_a_bad_query_is_named(tmp_path: Path, query: str, param: str) -> None:
     """400 with the parameter, and nothing begins."""
     async with rig(tmp_path) as proxy:
         reply = await proxy.api.get(f"/polykv/tps?{query}")
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
-        topics = (await proxy.api.get("/polykv/events?topics=pool,news")).json()["error"]
-        assert topics["param"] == "topics"
+        if param == "interval_ms":
+            assert "from 100 to 60000" in reply.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("query", ["topics=pool,news", "topics=news&topics=pool", "topics="])
+async def test_a_topic_that_is_none_is_named(tmp_path: Path, query: str) -> None:
+    """Wherever it stands."""
+    async with rig(tmp_path) as proxy:
+        reply = await proxy.api.get(f"/polykv/events?{query}")
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "topics")
 
 
 async def test_head_of_a_stream_has_no_body_and_ends(tmp_path: Path) -> None:
@@ -121,6 +135,18 @@ async def test_events_tell_of_pools_sessions_and_requests(tmp_path: Path) -> Non
     request = [data for name, data in events if name == "request"][-1]
     assert (request["session_id"], request["pool_id"], request["n_shared"], request["n_decoded"]) == ("a", pool["pool_id"], 5, 3)
     assert request["tps"] == pytest.approx(1000)
+
+
+@pytest.mark.parametrize("query", ["topics=pool,engine", "topics=pool&topics=engine"])
+async def test_topics_are_a_list_in_either_form(tmp_path: Path, query: str) -> None:
+    """With commas, or named again."""
+    async with rig(tmp_path) as proxy, watching(proxy, tmp_path) as client:
+        news = proxy.runtime.hub.telemetry.news
+        at = news.seq
+        for topic in (Topic.POOL, Topic.SESSION, Topic.ENGINE):
+            news.publish(topic, "x")
+        seen = await read(client, f"/polykv/events?{query}", 2, {"last-event-id": str(at)})
+        assert [name for name, _ in seen] == ["pool", "engine"]
 
 
 async def test_a_watcher_comes_back_without_a_gap_or_is_told(tmp_path: Path) -> None:
