@@ -181,7 +181,7 @@ class Proxy:
             timeout_graceful_shutdown=_CLOSE_S,
         )
         server = _Server(config)
-        return server, asyncio.get_running_loop().create_task(server.serve(sockets=[self._prepared.listener]))
+        return server, asyncio.get_running_loop().create_task(server.serve(sockets=self._prepared.listeners()))
 
     # life
 

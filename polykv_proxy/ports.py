@@ -5,7 +5,7 @@ Law: types and Protocols only; imports `errors` and `core`, nothing else of ours
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeAlias
 
@@ -19,13 +19,21 @@ StreamStart: TypeAlias = Callable[[bytes], None]
 """Takes whole events of an event stream."""
 
 
+def names_of(headers: Iterable[Header]) -> frozenset[bytes]:
+    """The names of these fields, in lower case."""
+    return frozenset([name.lower() for name, _ in headers])
+
+
 class RelayRequest(NamedTuple):
-    """A request on a generating route, read whole. `target` is the raw request target, `body` the decoded body bytes."""
+    """A request on a generating route, read whole. `target` is the raw request target, `body` the decoded body bytes, `names` are
+    those of its headers in lower case.
+    """
 
     method: bytes
     target: bytes
     headers: Sequence[Header]
     body: bytes
+    names: frozenset[bytes]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,8 @@ from polykv_proxy.ports import EngineAddress
 from polykv_proxy.runtime.orders import Declared
 from polykv_proxy.settings import Settings
 
+_N_LISTENERS = 4
+
 
 @dataclass(slots=True)
 class Prepared:
@@ -94,6 +96,10 @@ class Prepared:
             return "give --engine-key, the LLAMA_ARG_POLYKV_KEY with which the engine was started"
         unlike = "either --engine-key is not the LLAMA_ARG_POLYKV_KEY with which it was started"
         return f"{unlike}, or it was not built by polykv-proxy build-engine"
+
+    def listeners(self) -> list[socket.socket]:
+        """The socket, several times: uvloop takes one connection of each in a turn of the loop, and turns are long under load."""
+        return [self.listener, *(self.listener.dup() for _ in range(_N_LISTENERS - 1))]
 
     def close(self) -> None:
         """Let go of the socket and the folder."""

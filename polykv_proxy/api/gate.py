@@ -47,7 +47,7 @@ class PoolGate:
             return True
         if self._default_pool is not None and self._known(self._default_pool):
             return True
-        return names_something(request.headers, request.body)
+        return names_something(request.names, request.body)
 
     def objection(self, headers: Sequence[Header]) -> Refusal | None:
         """Embeddings, rerank and audio are not computed from a pool: a header that names one is 400."""

@@ -7,9 +7,7 @@ the engine reads it as the same key, so bytes that could spell one of ours are a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-
-from polykv_proxy.ports import Header
+from collections.abc import Set
 
 _KEYS = re.compile(rb'_(?:id"(?:(?<=pool_id")|(?<=session_id"))|slot"(?<=shared_pool_slot")|n_tokens"(?<=shared_prefix_n_tokens"))')
 """The end of a key of ours. Each begins at a `_`, which is rare: one pass, in half the time of four looks for the whole keys."""
@@ -20,9 +18,9 @@ _ESCAPED = re.compile(rb"\\u00[4-7][0-9a-fA-F]")
 _HEADERS = frozenset({b"x-pool-id", b"x-session-id"})
 
 
-def names_something(headers: Sequence[Header], body: bytes) -> bool:
-    """May this request name a pool or a session by a header, a key of its body, or its model?"""
-    if not _HEADERS.isdisjoint([name.lower() for name, _ in headers]):
+def names_something(headers: Set[bytes], body: bytes) -> bool:
+    """May this request name a pool or a session by a header (their names, in lower case), a key of its body, or its model?"""
+    if not _HEADERS.isdisjoint(headers):
         return True
     if _KEYS.search(body) is not None or _ESCAPED.search(body) is not None:
         return True

@@ -52,7 +52,7 @@ def _object(body: bytes) -> dict[str, Any]:
     except ValueError:
         return {}
     except RecursionError as error:
-        if not names_something((), body):
+        if not names_something(frozenset(), body):
             return {}
         message = (
             "the body is nested too deeply to see which pool or session it names; name them by x-pool-id and x-session-id alone"

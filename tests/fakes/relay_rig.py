@@ -84,6 +84,11 @@ class RelayRig:
 
         return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
 
+    def turn(self) -> None:
+        """What was sent so far has been read."""
+        for _ in range(2):
+            self.on_loop(lambda: None)
+
     def connect(self) -> Client:
         return Client(self.port)
 

@@ -129,6 +129,22 @@ def test_both_sides_see_the_same(rigged: Rigged, ask: Ask, answer: Answer) -> No
     assert rigged.rig.on_loop(lambda: len(rigged.rig.relay.running)) == 0
 
 
+@settings(SLOW, max_examples=max(10, N // 2))
+@given(
+    asks(targets(), bodies(), METHODS).map(lambda ask: replace(ask, expects=False)),
+    answers(),
+    st.lists(st.tuples(st.binary(max_size=200), st.binary(max_size=200)), min_size=2, max_size=4),
+)
+def test_heads_that_were_read_before(rigged: Rigged, ask: Ask, answer: Answer, others: list[tuple[bytes, bytes]]) -> None:
+    """The same request again and again, with other bodies and other answers: each is what it is without anything between."""
+    for body, answered in [(ask.body, answer.body), *others, *others]:
+        now, then = replace(ask, body=body), replace(answer, body=answered)
+        rigged.answer = then
+        direct = rigged.heard(rigged.stub.port, now)
+        rigged.answer = then
+        assert rigged.heard(rigged.rig.port, now) == (*direct[:2], not now.wants_end)
+
+
 @settings(SLOW, max_examples=max(10, N // 3))
 @given(
     st.lists(

@@ -27,21 +27,22 @@ _ERROR = 400
 class Answer:
     """Of one exchange. `status` is that of the head that was sent. `keeps`: the client's connection can be used again after it."""
 
+    status = 0
+    keeps = True
+    _failed = False
+    _early: EarlyStream | None = None
+    _held: Held | None = None
+    _extra: Sequence[Header] = ()
+
     def __init__(
         self, write: Callable[[bytes], None], method: bytes, target: bytes, *, http10: bool, request_id: bytes | None = None
     ) -> None:
-        self.status = 0
-        self.keeps = True
-        self._failed = False
         self._write = write
         self._method = method
         self._target = target
         self._request_id = request_id
         self._reply = Reply(write, http10=http10)
         self.flush = self._reply.flush
-        self._early: EarlyStream | None = None
-        self._held: Held | None = None
-        self._extra: Sequence[Header] = ()
 
     # of the engine
 
@@ -62,6 +63,17 @@ class Answer:
             self._held, self._extra, self.keeps = Held(came, amend), extra, keep_alive
         else:
             self.keeps = self._reply.head(came, extra, keep_alive=keep_alive)
+
+    @property
+    def adds_nothing(self) -> bool:
+        """Would a head of the engine go out as it came?"""
+        return self._early is None and self._request_id is None
+
+    def known(self, status: int, head: bytes) -> None:
+        """A head that is ready, of a body with a length: it `adds_nothing`."""
+        self._failed = status >= _ERROR
+        self.status = status
+        self._reply.ready(head)
 
     def body(self, data: bytes) -> None:
         """Bytes of the body."""

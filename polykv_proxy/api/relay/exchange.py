@@ -21,14 +21,16 @@ from polykv_proxy.core.request_ids import shown
 from polykv_proxy.core.tally import Ending
 from polykv_proxy.errors import ApiError
 from polykv_proxy.observability.logs import REQUEST_ID
-from polykv_proxy.ports import Header, Plan, Refusal, RelayRequest
+from polykv_proxy.ports import Header, Plan, Refusal, RelayRequest, names_of
 
 if TYPE_CHECKING:
+    from polykv_proxy.api.relay.known import KnownReply, KnownRequest
     from polykv_proxy.api.relay.protocol import RelayProtocol
     from polykv_proxy.api.relay.reply import ReplyHead
     from polykv_proxy.api.relay.upstream import Upstream
 
 _log = logging.getLogger(__name__)
+_COMPLETE, _ENGINE_ERROR = Ending.COMPLETE, Ending.ENGINE_ERROR
 _REPEATABLE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
 
@@ -42,6 +44,18 @@ class Exchange:
     """A relayed request. Made when its head is parsed, started when its turn on the connection comes."""
 
     message_event = _Nobody()
+
+    # as each begins; here, not made anew for each
+    more_body = True
+    response_complete = disconnected = running = False
+    ending: Ending | None = None
+    context: contextvars.Context | None = None
+    _since = 0.0
+    _n_kept = 0
+    _upstream: Upstream | None = None
+    _task: asyncio.Task[None] | None = None
+    _plan: Plan | None = None
+    _retried = False
 
     def __init__(
         self,
@@ -58,6 +72,7 @@ class Exchange:
         counted: bool = False,
         refuse: ApiError | Refusal | None = None,
         request_id: bytes | None = None,
+        known: KnownRequest | None = None,
     ) -> None:
         self.client = client
         self.relay = client.relay
@@ -66,25 +81,14 @@ class Exchange:
         self.headers = headers
         self.framing = framing
         self.keep_alive = keep_alive
-        self.more_body = True
-        self.response_complete = False
-        self.disconnected = False
-        self.running = False
-        self.ending: Ending | None = None
         self.request_id = request_id
-        self.context: contextvars.Context | None = None
-        self._since = 0.0
         self._expects = expects
+        self._known = known
         self.generates = gated
         self._gated = gated and self.relay.gate is not None
         self._counted = counted
         self._refuse = refuse
         self._parts: list[bytes] = []
-        self._n_kept = 0
-        self._upstream: Upstream | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._plan: Plan | None = None
-        self._retried = False
         self.answer = Answer(client.transport.write, method, target, http10=http10, request_id=request_id)
 
     # the client's side
@@ -179,6 +183,11 @@ class Exchange:
         self._break_off(error)
 
     @property
+    def is_plain(self) -> bool:
+        """Does it ask for nothing but the engine's answer to it, on a connection that is kept?"""
+        return self.keep_alive and self._refuse is None and not self._expects and not self._counted and self.request_id is None
+
+    @property
     def status(self) -> int:
         """That of the head that the client got; 0 while it has none."""
         return self.answer.status
@@ -205,7 +214,8 @@ class Exchange:
         body = b"".join(self._parts)
         self._parts = [body]
         self.framing = Framing(length=len(body))
-        request = RelayRequest(self.method, self.target, self.headers, body)
+        names = self._known.fields.names if self._known is not None else names_of(self.headers)
+        request = RelayRequest(self.method, self.target, self.headers, body, names)
         gate = self.relay.gate
         try:
             concerned = gate is not None and gate.concerns(request)
@@ -279,6 +289,10 @@ class Exchange:
             self._send(upstream)
 
     @property
+    def _may_be_amended(self) -> bool:
+        return self.relay.additions is not None and self.method == b"GET"
+
+    @property
     def _repeatable(self) -> bool:
         return self.method in _REPEATABLE and not self.framing.chunked and not self.framing.length
 
@@ -286,7 +300,10 @@ class Exchange:
         self._task = None
         extra = self._plan.engine_headers if self._plan is not None else ()
         try:
-            head = heads.request_head(self.method, self.target, self.headers, self.framing, extra)
+            if self._known is not None and not extra:
+                head = heads.with_length(self._known.engine_head, self.framing)
+            else:
+                head = heads.request_head(self.method, self.target, self.headers, self.framing, extra)
         except BadHeadError as error:
             self.relay.pool.release(upstream)
             self.refuse(ApiError("invalid_request", f"The request is not valid HTTP: {error}."))
@@ -326,6 +343,13 @@ class Exchange:
         except BadHeadError as error:
             self.cut(ApiError("engine_protocol", f"The engine's reply cannot be relayed: {error}."))
 
+    def upstream_known(self, one: KnownReply, digits: bytes) -> None:
+        """The same, with a head that was read before."""
+        if self._plan is None and self.keep_alive and self.answer.adds_nothing and not self._may_be_amended:
+            self.answer.known(one.status, one.relayed(digits))
+        else:
+            self.upstream_head(one.head(digits))
+
     @staticmethod
     def _reply_headers(plan: Plan, came: ReplyHead) -> Sequence[Header]:
         try:
@@ -336,7 +360,7 @@ class Exchange:
 
     def upstream_complete(self, *, keep: bool) -> None:
         """The reply is whole."""
-        self._ends_by(Ending.ENGINE_ERROR if self.answer.failed else Ending.COMPLETE)
+        self._ends_by(_ENGINE_ERROR if self.answer.failed else _COMPLETE)
         upstream, self._upstream = self._upstream, None
         if upstream is not None:
             if keep and not self.more_body:

@@ -17,6 +17,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from polykv_proxy.api.relay import heads, refusals
 from polykv_proxy.api.relay.exchange import Exchange
 from polykv_proxy.api.relay.heads import NO_BODY, BadHeadError, Framing, framing_of, plain_head
+from polykv_proxy.api.relay.known import Cut, cut
 from polykv_proxy.api.relay.patience import Patience
 from polykv_proxy.api.relay.targets import Where
 from polykv_proxy.core.tally import Unwelcome
@@ -31,6 +32,7 @@ _log = logging.getLogger(__name__)
 _LINGER_S = 2.0
 _WATCH_S = 0.5
 _UNWELCOME = frozenset(Unwelcome)
+_TO_LEARN = 4
 
 
 class RelayProtocol(HttpToolsProtocol):
@@ -54,12 +56,18 @@ class RelayProtocol(HttpToolsProtocol):
         self._idle_since: float | None = None
         self._unfinished = False
         self._patience: Patience | None = None
+        self._to_learn = _TO_LEARN
 
     # bytes in
 
     def data_received(self, data: bytes) -> None:
         if self._dead:
             return
+        unread: Cut | None = None
+        if self._idle_since is not None and not self._unfinished and not self._still_bytes:
+            unread = cut(data)
+            if unread is not None and self._is_known(data, unread):
+                return
         self._moved = False
         self._n_read = len(data)
         self._n_fed += len(data)
@@ -73,12 +81,44 @@ class RelayProtocol(HttpToolsProtocol):
             self._reject(ApiError("internal_error", "The proxy failed on this request; its log has the details."))
         except httptools.HttpParserError as error:
             self._reject(refusals.invalid(error))
+        if unread is not None and self._to_learn:
+            self._learn(data, unread)
         if self._in_head or not self._moved or self._still_bytes:
             self._bound_head(len(data))
         if self._unfinished:
             self._wait_for_more()
         if len(self.pipeline) >= self.relay.limits.pipelined:
             self.hold_reading()
+
+    def _is_known(self, data: bytes, came: Cut) -> bool:
+        """Is it one whole request whose head was read before, on whatever connection? It begins without the parser."""
+        shape, digits, end = came
+        one = self.relay.known.get(shape)
+        n = int(digits) if digits else 0
+        if one is None or len(data) != end + n:
+            return False
+        self._idle_since = None
+        exchange = Exchange(
+            self,
+            one.method,
+            one.target,
+            one.fields.saying(digits),
+            Framing(n) if digits else NO_BODY,
+            gated=one.generates,
+            known=one,
+        )
+        if n:
+            exchange.feed(data[end:])
+        exchange.more_body = False
+        self.cycle = exchange  # type: ignore[assignment]
+        self._start(exchange)
+        return True
+
+    def _learn(self, data: bytes, came: Cut) -> None:
+        """The parser has read a head that was not known: keep it, if another like it can go without the parser."""
+        one = self.cycle
+        if isinstance(one, Exchange) and one.is_plain and self.relay.learn(one, data, came):
+            self._to_learn -= 1
 
     def _bound_head(self, size: int) -> None:
         """Reads in which no message begins or ends and no body comes are head, chunk framing or trailer: the parser keeps them."""

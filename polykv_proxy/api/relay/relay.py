@@ -11,7 +11,8 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from polykv_proxy.api.relay.targets import Routes, decoded_path
+from polykv_proxy.api.relay.known import Cut, Known, KnownRequest, is_plain
+from polykv_proxy.api.relay.targets import Routes, Where, decoded_path
 from polykv_proxy.api.relay.upstream_pool import UpstreamPool
 from polykv_proxy.core.tally import Ending, RelayTally
 from polykv_proxy.errors import ApiError
@@ -72,9 +73,23 @@ class Relay:
         """Whether a reply carries the id that its request came with."""
         self.observers: list[RelayObserver] = []
         self.running: set[Exchange] = set()
+        self.known: Known[KnownRequest] = Known()
         self.n_relayed = 0
         self._draining: ApiError | None = None
         self._last_left = asyncio.Event()
+
+    def learn(self, exchange: Exchange, data: bytes, came: Cut) -> bool:
+        """Keep what was made of the head with which these bytes begin, if it is that of this exchange and has nothing special."""
+        method, target, headers, framing = exchange.method, exchange.target, exchange.headers, exchange.framing
+        where, has_length = self.routes.where(method, target), framing.length is not None
+        if not (where is Where.ENGINE or (where is Where.GENERATE and has_length)):
+            return False
+        if not is_plain(data, came, b"%b %b HTTP/1.1" % (method, target), headers, framing):
+            return False
+        made = KnownRequest.of(method, target, headers, has_length=has_length, generates=where is Where.GENERATE)
+        if made is not None:
+            self.known.learn(came[0], made)
+        return made is not None
 
     @property
     def refusal(self) -> ApiError | None:

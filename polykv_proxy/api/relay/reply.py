@@ -27,14 +27,14 @@ class ReplyHead(NamedTuple):
 class Reply:
     """Begins with `head`, ends with `end` or `cut`."""
 
+    begun = False
+    _chunked = _bodiless = False
+    _sse: SseTail | None = None
+
     def __init__(self, write: Callable[[bytes], None], *, http10: bool) -> None:
-        self.begun = False
         self._write = write
         self._http10 = http10
         self._out: list[bytes] = []
-        self._chunked = False
-        self._bodiless = False
-        self._sse: SseTail | None = None
 
     @property
     def streams(self) -> bool:
@@ -65,6 +65,11 @@ class Reply:
         self._out.append(head)
         self.begun = True
         return keep_alive
+
+    def ready(self, head: bytes) -> None:
+        """The head, already made, of a body with a length."""
+        self._out.append(head)
+        self.begun = True
 
     def body(self, data: bytes) -> None:
         """Bytes of the body."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import httptools
 
 from polykv_proxy.api.relay.heads import BadHeadError, Framing, framing_of
+from polykv_proxy.api.relay.known import Cut, KnownReply, cut, is_plain
 from polykv_proxy.api.relay.reply import ReplyHead
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _BODILESS = frozenset({204, 304})
 _RESET = struct.pack("ii", 1, 0)
 _READ = 64 * 1024
+_TO_LEARN = 8
 
 
 class UpstreamUser(Protocol):
@@ -35,6 +37,7 @@ class UpstreamUser(Protocol):
     @property
     def answer(self) -> Answer: ...
     def upstream_head(self, came: ReplyHead) -> None: ...
+    def upstream_known(self, one: KnownReply, digits: bytes) -> None: ...
     def upstream_complete(self, *, keep: bool) -> None: ...
     def upstream_lost(self, why: str) -> None: ...
     def upstream_writable(self, ok: bool) -> None: ...
@@ -57,6 +60,7 @@ class Upstream(asyncio.Protocol):
         self._tcp = False
         self._parser: Any = httptools.HttpResponseParser(self)
         self._head_only = False
+        self._to_learn = _TO_LEARN
         self._reset()
 
     def _reset(self) -> None:
@@ -68,6 +72,7 @@ class Upstream(asyncio.Protocol):
         self._complete = False
         self._keep = False
         self._dirty = False
+        self._left = 0
 
     # use
 
@@ -133,7 +138,15 @@ class Upstream(asyncio.Protocol):
         if user is None:
             self.abort()
             return
-        self.began = True
+        if self._left:
+            self._count(user, data)
+            return
+        unread: Cut | None = None
+        if not self.began:
+            self.began = True
+            unread = None if self._head_only else cut(data)
+            if unread is not None and self._is_known(user, data, unread):
+                return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -143,9 +156,53 @@ class Upstream(asyncio.Protocol):
             self._dirty = True
         if self.user is not user:
             return
+        if unread is not None and self._to_learn:
+            self._learn(data, unread)
         user.answer.flush()
         if self._complete:
             self._finish()
+
+    def _is_known(self, user: UpstreamUser, data: bytes, came: Cut) -> bool:
+        """Was the head of this reply read before, on whatever connection? Then its body is counted, and the parser not needed."""
+        shape, digits, end = came
+        one = self.pool.known.get(shape)
+        if one is None:
+            return False
+        self._keep = True
+        self._left = int(digits)
+        user.upstream_known(one, digits)
+        if self.user is user:
+            self._count(user, data[end:])
+        return True
+
+    def _count(self, user: UpstreamUser, data: bytes) -> None:
+        """Bytes of a body whose length is known, and perhaps more than that."""
+        left = self._left - len(data)
+        if left < 0:
+            self._dirty = True
+            data = data[:left]
+        if data:
+            user.answer.body(data)
+        if left > 0:
+            self._left = left
+            user.answer.flush()
+        else:
+            self._left = 0
+            self._complete = True
+            self._finish()
+
+    def _learn(self, data: bytes, came: Cut) -> None:
+        """The parser has read a head that was not known: keep it, if another like it can go without the parser."""
+        if not self._keep or self._status in _BODILESS:
+            return
+        framing = _framing(self._headers)
+        first = b"HTTP/1.1 %d %b" % (self._status, self._reason)
+        if framing.length is None or not is_plain(data, came, first, self._headers, framing):
+            return
+        made = KnownReply.of(self._status, self._reason, self._headers)
+        if made is not None:
+            self.pool.known.learn(came[0], made)
+            self._to_learn -= 1
 
     def eof_received(self) -> bool:
         if self.user is not None and self._until_close and not self._complete:

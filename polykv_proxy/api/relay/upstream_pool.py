@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from polykv_proxy.api.relay.known import Known, KnownReply
 from polykv_proxy.api.relay.upstream import Upstream
 from polykv_proxy.errors import ApiError
 from polykv_proxy.ports import EngineAddress
@@ -37,6 +38,7 @@ class UpstreamPool:
     ) -> None:
         self.refusal: ApiError | None = ApiError("engine_starting", "The engine has not been started yet.", retry_after_s=2)
         self.n_open = 0
+        self.known: Known[KnownReply] = Known()
         self._address = EngineAddress()
         self._idle_s = idle_s
         self._fresh_idle_s = fresh_idle_s
