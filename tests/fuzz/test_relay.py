@@ -76,6 +76,17 @@ def answers(draw: st.DrawFn) -> Answer:
     )
 
 
+KEPT = asks(targets(), bodies(), METHODS).map(lambda ask: replace(ask, version=b"1.1", expects=False, connection=None))
+"""Requests after which their connection goes on."""
+
+
+@st.composite
+def repeats(draw: st.DrawFn) -> list[Ask]:
+    """A row of a few requests again and again, cut in other places: heads that were read before, whole and in pieces."""
+    few = draw(st.lists(KEPT, min_size=1, max_size=2))
+    return [replace(ask, cuts=draw(CUTS)) for ask in draw(st.lists(st.sampled_from(few), min_size=3, max_size=8))]
+
+
 class Rigged:
     """A stub and a relay before it."""
 
@@ -146,14 +157,7 @@ def test_heads_that_were_read_before(rigged: Rigged, ask: Ask, answer: Answer, o
 
 
 @settings(SLOW, max_examples=max(10, N // 3))
-@given(
-    st.lists(
-        asks(targets(), bodies(), METHODS).map(lambda ask: replace(ask, version=b"1.1", expects=False, connection=None)),
-        min_size=2,
-        max_size=5,
-    ),
-    answers(),
-)
+@given(st.one_of(st.lists(KEPT, min_size=2, max_size=5), repeats()), answers())
 def test_a_row_is_answered_in_order(rigged: Rigged, row: list[Ask], answer: Answer) -> None:
     """Requests sent without waiting get the replies that each gets alone, in order, on one connection."""
     rigged.answer = answer

@@ -43,14 +43,13 @@ class Wire(Client):
         """Send it and read the whole reply."""
         continued = False
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # refused early: the reply says why
-            self._send(ask, ask.head)
+            self._send(ask, ask.head if ask.expects else ask.whole)
             if ask.expects:
                 while len(self.data) < len(_CONTINUE) and self.more():
                     pass
                 continued = self.data.startswith(_CONTINUE)
-                if continued:
-                    self.data = self.data[len(_CONTINUE) :]
-            if continued or not ask.expects:
+            if continued:
+                self.data = self.data[len(_CONTINUE) :]
                 self._send(ask, ask.wire_body)
         return Heard(self.reply(head_only=ask.method == b"HEAD"), continued)
 
