@@ -8,7 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cache
+from typing import Any, Literal
 
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
@@ -181,8 +182,9 @@ OPERATIONS: Mapping[tuple[str, str], Operation] = {
 }
 
 
+@cache
 def document() -> dict[str, Any]:
-    """The whole document."""
+    """The whole document; made once."""
     schemas: dict[str, Any] = {}
     paths: dict[str, dict[str, Any]] = {}
     for (method, path), operation in OPERATIONS.items():
@@ -200,7 +202,7 @@ def document() -> dict[str, Any]:
 
 
 def document_route() -> APIRouter:
-    """The route; the document is made once."""
+    """The route."""
     router = APIRouter()
     made = document()
 
@@ -275,9 +277,9 @@ def _schema(shape: Any, schemas: dict[str, Any]) -> Mapping[str, Any]:
     """A schema as it is, or a reference to that of a type."""
     if isinstance(shape, Mapping):
         return shape
-    made = TypeAdapter(shape).json_schema(
-        ref_template=_REF, mode="serialization" if shape.__module__ != wire.__name__ else "validation"
-    )
-    schemas.update(made.pop("$defs", {}))
-    schemas[shape.__name__] = made
+    if shape.__name__ not in schemas:
+        mode: Literal["validation", "serialization"] = "validation" if shape.__module__ == wire.__name__ else "serialization"
+        made = TypeAdapter(shape).json_schema(ref_template=_REF, mode=mode)
+        schemas.update(made.pop("$defs", {}))
+        schemas[shape.__name__] = made
     return {"$ref": _REF.format(model=shape.__name__)}

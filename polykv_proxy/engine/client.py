@@ -58,7 +58,8 @@ class EngineClient:
 
         def pool(n: int, timeout: httpx2.Timeout) -> httpx2.AsyncClient:
             limits = httpx2.Limits(max_connections=n, max_keepalive_connections=4, keepalive_expiry=KEEPALIVE_S)
-            way = transport or httpx2.AsyncHTTPTransport(uds=address.uds, limits=limits, trust_env=False)
+            # there is no TLS to an engine, so no certificates are loaded
+            way = transport or httpx2.AsyncHTTPTransport(uds=address.uds, limits=limits, trust_env=False, verify=False)
             return httpx2.AsyncClient(transport=way, base_url=base, headers=headers, timeout=timeout, trust_env=False)
 
         self._control = pool(16, CONTROL_TIMEOUT)

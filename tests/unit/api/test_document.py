@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
+import pytest
+from pydantic import TypeAdapter
+
+from polykv_proxy.api import document as made_by
 from polykv_proxy.api.document import OPERATIONS, document
 from tests.integration.rig import rig
 
@@ -27,3 +33,16 @@ def test_references_lead_somewhere() -> None:
     text = repr(document())
     named = {part.split("'")[0] for part in text.split("#/components/schemas/")[1:]}
     assert named == set(document()["components"]["schemas"])
+
+
+def test_each_type_is_described_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many operations answer with it: every start makes the document."""
+    asked = Counter[str]()
+
+    def adapter(shape: type) -> TypeAdapter[Any]:
+        asked[shape.__name__] += 1
+        return TypeAdapter(shape)
+
+    monkeypatch.setattr(made_by, "TypeAdapter", adapter)
+    assert document.__wrapped__() == document()
+    assert set(asked.values()) == {1}

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import ssl
 import struct
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -45,6 +46,12 @@ async def client(script: Script) -> AsyncIterator[EngineClient]:
     made = EngineClient(EngineAddress(port=9), "k", api_key="a", api_prefix="/llm", transport=transport)
     yield made
     await made.close()
+
+
+async def test_no_certificates_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is no TLS to an engine, and loading them takes longer than all else that makes a client."""
+    monkeypatch.setattr(ssl.SSLContext, "load_verify_locations", pytest.fail)
+    await EngineClient(EngineAddress(port=9), "k").close()
 
 
 async def test_every_call_carries_both_keys_and_the_prefix(client: EngineClient, script: Script) -> None:
