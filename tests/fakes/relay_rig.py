@@ -17,6 +17,7 @@ from fastapi import FastAPI
 
 from polykv_proxy.api.relay import Relay, RelayLimits, RelayProtocol, Routes, UpstreamPool
 from polykv_proxy.ports import EngineAddress, RequestGate
+from tests.fakes.fake_server import QuietServer
 
 
 class RelayRig:
@@ -59,8 +60,7 @@ class RelayRig:
         self.port = sock.getsockname()[1]
         http: Any = functools.partial(RelayProtocol, relay=self.relay)
         config = uvicorn.Config(app, http=http, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False)
-        self._server = uvicorn.Server(config)
-        self._server.capture_signals = contextlib.nullcontext  # type: ignore[method-assign,assignment]
+        self._server = QuietServer(config)
         asyncio.get_running_loop().call_soon(self._ready.set)
         await self._server.serve(sockets=[sock])
         self.pool.drop_idle()
