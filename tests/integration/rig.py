@@ -29,7 +29,7 @@ from polykv_proxy.core.admission.gate import Limits
 from polykv_proxy.core.admission.policy import Policy
 from polykv_proxy.core.ledger import LedgerLimits
 from polykv_proxy.engine.client import EngineClient
-from polykv_proxy.ports import EngineAddress, Plan, Refusal, RelayRequest
+from polykv_proxy.ports import EngineAddress, Plan, Refusal, RelayRequest, names_of
 from polykv_proxy.runtime.orders import Declared
 from polykv_proxy.runtime.runtime import Runtime, RuntimeOptions
 from polykv_proxy.ui.page import add_page
@@ -66,7 +66,7 @@ class Rig:
         """A request on a generating route, through the gate, as the relay would do it."""
         raw = body if isinstance(body, bytes) else json.dumps(body).encode()
         sent = [(name.encode(), value.encode()) for name, value in (headers or {}).items()]
-        request = RelayRequest(b"POST", path.encode(), sent, raw)
+        request = relay_request(raw, sent, path)
         plan: Plan | Refusal | None = await self.gate.plan(request, lambda _: None) if self.gate.concerns(request) else None
         if isinstance(plan, Refusal):
             return httpx.Response(plan.status, content=plan.body, headers=list(plan.headers))
@@ -114,6 +114,11 @@ class Rig:
         reply = await self.api.post("/polykv/pools", json=body)
         assert reply.status_code == 201, reply.text
         return reply.json()
+
+
+def relay_request(body: bytes, headers: Sequence[tuple[bytes, bytes]] = (), path: str = "/completion") -> RelayRequest:
+    """What the relay shows the gate."""
+    return RelayRequest(b"POST", path.encode(), headers, body, names_of(headers))
 
 
 async def steps(engine: FakeEngine, n: int) -> None:

@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from polykv_proxy.engine.wire import Cells, SlotState, State
-from polykv_proxy.ports import Plan, RelayRequest
+from polykv_proxy.ports import Plan
 from polykv_proxy.runtime.rows import SessionRow, StateView
 from polykv_proxy.runtime.view import View
 from tests.fakes.fake_engine import FakeEngine
-from tests.integration.rig import Rig, rig, steps
+from tests.integration.rig import Rig, relay_request, rig, steps
 
 TOKENS_PER_S = 1000.0
 
@@ -201,7 +201,7 @@ async def test_a_request_of_no_session_has_its_own_pace(tmp_path: Path) -> None:
     async with rig(tmp_path, FakeEngine(n_slots=1)) as proxy:
         await proxy.pool(prompt="one two three four", name="p")
         body = json.dumps({"prompt": "one two three four five", "n_predict": 40, "pool_id": "p"}).encode()
-        plan = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", [], body), lambda _: None)
+        plan = await proxy.gate.plan(relay_request(body), lambda _: None)
         assert isinstance(plan, Plan)
         begun = [(b"x-polykv-slot", b"0"), (b"x-polykv-shared", b"4")]
         assert b"x-session-tps" not in dict(plan.reply_headers(200, begun))

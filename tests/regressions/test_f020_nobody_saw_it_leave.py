@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from polykv_proxy.ports import Plan, RelayRequest
-from tests.integration.rig import rig
+from polykv_proxy.ports import Plan
+from tests.integration.rig import relay_request, rig
 
 
 async def test_the_reference_is_back_within_three_seconds(tmp_path: Path) -> None:
     """The engine never hears of it; two seconds and one sweep later nothing runs on the pool, which can be released."""
     async with rig(tmp_path) as proxy:
         await proxy.pool(prompt="a shared beginning", name="p")
-        plan = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", [], b'{"prompt": "x", "pool_id": "p"}'), lambda _: None)
+        plan = await proxy.gate.plan(relay_request(b'{"prompt": "x", "pool_id": "p"}'), lambda _: None)
         assert isinstance(plan, Plan)
         plan.done()
         await proxy.runtime.sweep()

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from polykv_proxy.ports import Plan, RelayRequest
+from polykv_proxy.ports import Plan
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_records import EngineFaultError
-from tests.integration.rig import Rig, rig
+from tests.integration.rig import Rig, relay_request, rig
 
 SYSTEM = "You are a careful agent with many tools and a long memory"
 ASK = {"prompt": SYSTEM + " x", "n_predict": 2, "pool_id": 1, "session_id": "s"}
@@ -80,7 +80,7 @@ async def test_an_engine_that_refuses_or_is_gone_leaves_no_reference(tmp_path: P
         await proxy.pool(prompt=SYSTEM)
         proxy.engine.fail_next("complete", EngineFaultError(500, "server_error", "broken"))
         assert (await proxy.call("/completion", ASK)).status_code == 500
-        request = RelayRequest(b"POST", b"/completion", (), b'{"prompt":"x","pool_id":1}')
+        request = relay_request(b'{"prompt":"x","pool_id":1}')
         plan = await proxy.gate.plan(request, lambda _: None)
         assert isinstance(plan, Plan)
         plan.done()

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from polykv_proxy.core.ledger import LedgerLimits
-from polykv_proxy.ports import Plan, RelayRequest
+from polykv_proxy.ports import Plan
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_records import EngineFaultError
 from tests.fakes.product import product
-from tests.integration.rig import ManualClock, Rig, rig, served
+from tests.integration.rig import ManualClock, Rig, relay_request, rig, served
 from tests.models import tiny_model
 
 HOUR_S, YEAR_S = 3600.0, 365 * 86400.0
@@ -48,7 +48,7 @@ async def test_a_request_that_nobody_saw_lets_go_as_ever(tmp_path: Path, step_s:
     clock = SetClock()
     async with rig(tmp_path, clock=clock) as proxy:
         await proxy.pool(prompt="a shared beginning", name="p")
-        plan = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", [], b'{"prompt": "x", "pool_id": "p"}'), lambda _: None)
+        plan = await proxy.gate.plan(relay_request(b'{"prompt": "x", "pool_id": "p"}'), lambda _: None)
         assert isinstance(plan, Plan)
         plan.done()
         clock.set_by = step_s

@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from polykv_proxy.api.context import Keys, engine_key_of
-from polykv_proxy.ports import RelayRequest
 from polykv_proxy.prepared import prepare
 from polykv_proxy.settings import load_settings
-from tests.integration.rig import rig
+from tests.integration.rig import relay_request, rig
 
 KEYS = Keys(api=frozenset({"k"}), admin="root")
 
@@ -21,7 +20,7 @@ async def test_a_wrong_key_plans_nothing(headers: dict[str, str], tmp_path: Path
     async with rig(tmp_path, keys=KEYS) as proxy:
         sent = [(name.encode(), value.encode()) for name, value in headers.items()]
         for body in (b'{"pool_id": 99}', b'{"session_id": "s"}', b'{"pool_id": [], "id_slot": 1}'):
-            plan = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", sent, body), lambda _: None)
+            plan = await proxy.gate.plan(relay_request(body, sent), lambda _: None)
             assert getattr(plan, "engine_headers", None) == ()
         assert not list(proxy.runtime.hub.ledger.sessions)
 
@@ -31,7 +30,7 @@ async def test_a_key_that_the_engine_takes_counts_here(headers: dict[str, str], 
     """Each form that the engine accepts, the admin key included."""
     async with rig(tmp_path, keys=KEYS) as proxy:
         sent = [(name.encode(), value.encode()) for name, value in headers.items()]
-        refused = await proxy.gate.plan(RelayRequest(b"POST", b"/completion", sent, b'{"pool_id": 99}'), lambda _: None)
+        refused = await proxy.gate.plan(relay_request(b'{"pool_id": 99}', sent), lambda _: None)
         assert getattr(refused, "status", None) == 404
 
 
