@@ -46,6 +46,30 @@ def gemma3() -> Path:
     return models.gemma3()
 
 
+LONGEST = (
+    "tests/e2e/test_soak.py",
+    "tests/engine/test_tree_matrix.py",
+    "tests/engine/test_tree_lives.py",
+    "tests/e2e/test_benches.py",
+    "tests/browser/",
+    "tests/langgraph/test_killed.py",
+    "tests/engine/test_gpu_share.py",
+    "tests/e2e/test_kill_rounds.py",
+    "tests/e2e/test_upstream.py",
+    "tests/e2e/test_kv_on_disk.py",
+    "tests/e2e/test_gpu_share.py",
+    "tests/e2e/test_pool_tree.py",
+)
+"""Files that take more than ten seconds; they begin first, so that the workers end together."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    def place(item: pytest.Item) -> int:
+        return next((n for n, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
+
+    items.sort(key=place)
+
+
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
     """A file of tests stays with one worker, and all that drive a browser are one file: two browsers at once starve each other."""
 
@@ -55,4 +79,5 @@ class ByFile(LoadFileScheduling):  # type: ignore[misc]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> ByFile:
+    config.option.loadscopereorder = False  # by default, files of few tests come last, however long they are
     return ByFile(config, log)
