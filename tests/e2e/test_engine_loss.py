@@ -20,7 +20,7 @@ STREAM = {"prompt": "Once upon a time", "n_predict": 400, "ignore_eos": True, "s
 
 
 def _health(served: Served) -> dict[str, object]:
-    return dict(httpx.get(served.url + "/polykv/health", trust_env=False).json())
+    return dict(httpx.get(served.url + "/polykv/health", trust_env=False, verify=False).json())
 
 
 def _until_ready(served: Served, boots: int) -> dict[str, object]:

@@ -311,8 +311,7 @@ def test_sleep_and_wake_is_a_new_boot(engine_path: Path) -> None:
     with Engine(engine_path, tiny_model("one-layer"), ["-c", 512, "-np", 2, "-t", 1, "--sleep-idle-seconds", 1]) as engine:
         boot = engine.hello()["boot_id"]
         seq = engine.materialise(list(range(400, 440)))
-        while engine.state()["phase"] != "sleeping":
-            assert engine.process.poll() is None
+        engine.until_asleep()
         assert engine.state()["seqs"] == []
         assert engine.hello()["phase"] == "sleeping"
         reply = engine.attached([*range(400, 440), 7], seq)

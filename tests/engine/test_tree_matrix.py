@@ -199,8 +199,7 @@ def after_a_crash(case: Case, folder: Path) -> None:
 def after_sleep(case: Case) -> None:
     """The engine sleeps, an attach wakes it and is served in full, and the tree is made again."""
     node = case.tree.nodes[-1]
-    while case.engine.state()["phase"] != "sleeping":
-        assert case.engine.process.poll() is None
+    case.engine.until_asleep()
     prompt = [*node.tokens, 5]
     reply = case.engine.attached(prompt, node.seq, 5, ignore_eos=True)
     assert (reply.n_shared, reply.miss) == (0, "stale_seq")

@@ -39,5 +39,5 @@ async def up(proxy: asyncio.subprocess.Process, port: int) -> AsyncIterator[tupl
             line = await proxy.stderr.readline()
             assert line, said.decode()
             said += line
-    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, timeout=30) as client:
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", trust_env=False, verify=False, timeout=30) as client:
         yield client, said.decode()

@@ -225,7 +225,7 @@ async def relayed(proxy: Rig, *, gated: bool = True) -> AsyncIterator[tuple[Rela
         await asyncio.sleep(0.005)
     url = f"http://127.0.0.1:{sock.getsockname()[1]}"
     try:
-        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False) as client:
+        async with httpx.AsyncClient(base_url=url, timeout=60, trust_env=False, verify=False) as client:
             yield relay, client
     finally:
         relay.cut("draining", "test over")
@@ -242,7 +242,7 @@ async def listening(app: FastAPI, path: Path) -> AsyncIterator[httpx.AsyncHTTPTr
     task = asyncio.create_task(server.serve())
     while not server.started:
         await asyncio.sleep(0.005)
-    transport = httpx.AsyncHTTPTransport(uds=str(path))
+    transport = httpx.AsyncHTTPTransport(uds=str(path), verify=False)
     try:
         yield transport
     finally:
