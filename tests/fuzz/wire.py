@@ -6,6 +6,7 @@ Law: over TCP or a unix socket alike; never sends a body after `Expect: 100-cont
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from tests.fakes.relay_rig import Client, Reply
 from tests.fuzz.asks import Ask
 
 Address = int | Path
+_STUCK_S, _HANG_S = 0.5, 30.0
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -78,8 +80,17 @@ class Wire(Client):
         return self.data
 
     def _send(self, ask: Ask, data: bytes) -> None:
+        """Reads when it cannot write; ends when the peer has answered and takes no more: it may leave the rest of a body unread."""
         for piece in ask.pieces(data):
-            self.sock.sendall(piece)
+            left = memoryview(piece)
+            while left:
+                readable, writable, _ = select.select([self.sock], [self.sock], [], _STUCK_S if self.data else _HANG_S)
+                if writable:
+                    left = left[self.sock.send(left) :]
+                elif not readable and not self.data:
+                    raise TimeoutError(f"{len(left)} bytes of a request are not taken")
+                elif not readable or not self.more():
+                    return
 
     def __enter__(self) -> Self:
         return self
