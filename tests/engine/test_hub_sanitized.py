@@ -1,7 +1,7 @@
 """The thread-shared hub of the engine, alone, under ThreadSanitizer and under AddressSanitizer: no engine and no model is needed.
 
-Law: the hub is compiled from `patches/src`, with the engine's headers, and linked with nothing but the engine's JSON wrapper (whose
-object is kept in the cache folder, by its content).
+Law: the hub is compiled from `patches/src`, with the engine's headers, and linked with nothing but the engine's JSON wrapper. What
+is compiled is kept in the cache folder, by the content of all that went into it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import shutil
 import subprocess
 import tarfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,6 +21,8 @@ from tests.models import cache_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 OURS = ROOT / "patches" / "src" / "tools" / "server"
+SOURCES = (OURS / "server-polykv.cpp", OURS / "server-polykv-state.cpp", ROOT / "tests" / "cpp" / "hub_driver.cpp")
+STRICT = ("-Wall", "-Wextra", "-Werror")
 KINDS = {"thread": ["thread"], "address": ["address", "undefined"]}
 FOLDERS = ("common", "include", "ggml/include", "vendor/nlohmann")
 """Of the engine's tree: where the headers are."""
@@ -82,42 +84,43 @@ class Compiler:
         return target
 
     def ours(self, source: Path) -> Path:
-        return self.compile(source, self.folder / f"{source.stem}.o", "-Wall", "-Wextra", "-Werror")
+        return self.compile(source, self.folder / f"{source.stem}.o", *STRICT)
 
     def json(self) -> Path:
         """The engine's JSON wrapper: the slow one to compile, and the one that never changes."""
         source = self.tree / "common" / "json.cpp"
-        key = hashlib.sha256(" ".join(self.command).encode() + run(self.command[0], "--version").encode())
-        for file in (source, source.with_suffix(".h"), *sorted((self.tree / "vendor" / "nlohmann").iterdir())):
+        files = [source, source.with_suffix(".h"), *sorted((self.tree / "vendor" / "nlohmann").iterdir())]
+        return self.kept("json.o", files, lambda target: self.compile(source, target))
+
+    def link(self, target: Path) -> None:
+        with ThreadPoolExecutor(2) as threads:
+            jobs = [threads.submit(self.json), *(threads.submit(self.ours, source) for source in SOURCES)]
+            objects = [job.result() for job in jobs]
+        run(*self.command, *objects, "-o", target)
+
+    def driver(self) -> Path:
+        headers = [file for folder in FOLDERS for file in sorted((self.tree / folder).rglob("*.h*"))]
+        files = [*SOURCES, *sorted(OURS.iterdir()), *headers, self.tree / "common" / "json.cpp"]
+        return self.kept("hub_driver", files, self.link)
+
+    def kept(self, name: str, files: Iterable[Path], make: Callable[[Path], object]) -> Path:
+        """What `make` makes of these files, in the cache folder by their content."""
+        key = hashlib.sha256(" ".join([*self.command, *STRICT]).encode() + run(self.command[0], "--version").encode())
+        for file in files:
             key.update(file.read_bytes())
-        target = cache_dir().parent / "objects" / f"json-{key.hexdigest()[:20]}.o"
+        target = cache_dir().parent / "objects" / f"{key.hexdigest()[:20]}-{name}"
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
-            self.compile(source, self.folder / "json.o").replace(target.with_suffix(f".{os.getpid()}"))
-            target.with_suffix(f".{os.getpid()}").replace(target)
+            new = target.with_name(f"{target.name}.{os.getpid()}")
+            make(new)
+            new.replace(target)
         return target
-
-    def link(self) -> Path:
-        driver = self.folder / "hub_driver"
-        with ThreadPoolExecutor(2) as threads:
-            jobs = [threads.submit(self.json)]
-            jobs += [
-                threads.submit(self.ours, source)
-                for source in (
-                    OURS / "server-polykv.cpp",
-                    OURS / "server-polykv-state.cpp",
-                    ROOT / "tests" / "cpp" / "hub_driver.cpp",
-                )
-            ]
-            objects = [job.result() for job in jobs]
-        run(*self.command, *objects, "-o", driver)
-        return driver
 
 
 @pytest.mark.engine
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_hub_holds_its_laws_under_many_threads(kind: str, tmp_path: Path) -> None:
     """Every law of `tests/cpp/hub_driver.cpp` holds, and the sanitizer has nothing to say."""
-    driver = Compiler(kind, tmp_path).link()
+    driver = Compiler(kind, tmp_path).driver()
     said = run(driver, env={"TSAN_OPTIONS": "halt_on_error=1:second_deadlock_stack=1"})
     assert [line.partition(": ")[2] for line in said.splitlines()] == ["holds"] * 9, said
