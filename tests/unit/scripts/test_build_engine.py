@@ -192,6 +192,15 @@ def test_without_a_package_index_the_source_cannot_be_had(rig: Rig, damage: str)
     assert not list((rig.cache / "downloads").glob("get.*"))
 
 
+def test_what_is_asked_for_as_source_is_the_engine_alone(rig: Rig) -> None:
+    """pip looks into the archive with its build backend: the tools of that, cmake among them, may come as wheels."""
+    pip = 'case "$*" in *download*) echo "$*" > "$POLYKV_CACHE/pip-asked"; exit 1 ;; esac\n'
+    rig.write("cache/tools/bin/python", f"#!/bin/sh\n{pip}").chmod(0o755)
+    assert run([*rig.command()[:1], "--fetch"], rig.environment()).returncode == 1
+    asked = (rig.cache / "pip-asked").read_text().split()
+    assert asked[asked.index("--no-binary") + 1] == "llama-cpp-python"
+
+
 def test_without_a_package_index_the_tools_cannot_be_had(rig: Rig) -> None:
     """A missing ninja is installed; when that fails the message names it and the step."""
     (rig.cache / "tools/bin/ninja").unlink()
