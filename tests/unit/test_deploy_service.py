@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import shutil
 import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -14,6 +21,7 @@ from polykv_proxy.settings import Settings
 ROOT = Path(__file__).parents[2]
 UNIT = (ROOT / "deploy" / "systemd" / "polykv-proxy.service").read_text()
 CONTAINER = (ROOT / "deploy" / "Containerfile").read_text()
+INSTALL = (ROOT / "docs" / "install.md").read_text()
 EXPOSURE = 1.5
 """Of 10, by `systemd-analyze security`; what is left is the network and the host's files, read only."""
 
@@ -31,10 +39,14 @@ def test_variables_are_settings(text: str) -> None:
     assert named <= set(Settings.model_fields) | {"cache"}
 
 
-def test_the_service_has_time_to_stop() -> None:
-    """systemd waits longer than a drain, copies of pools and the engine's grace together."""
-    (seconds,) = lines("TimeoutStopSec")
-    assert float(seconds) > Settings.model_fields["drain_grace_s"].default + 2 * Settings.model_fields["stop_grace_s"].default
+def test_service_and_container_have_time_to_stop() -> None:
+    """systemd and podman wait longer than a drain, copies of pools and the engine's grace together."""
+    (service,) = lines("TimeoutStopSec")
+    (container,) = re.findall(r"podman run .*--stop-timeout (\d+)", INSTALL)
+    assert (
+        min(float(service), float(container))
+        > Settings.model_fields["drain_grace_s"].default + 2 * Settings.model_fields["stop_grace_s"].default
+    )
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
@@ -64,9 +76,44 @@ def test_the_container_runs_as_nobody_in_particular_and_tells_how_it_is() -> Non
     assert re.findall(r"^COPY --from=build (\S+) \1$", run, re.MULTILINE) == ["/opt/polykv"]
 
 
+@contextmanager
+def engine_page(status: int) -> Iterator[int]:
+    """The port of a server whose /health answers so, and whose other pages are not found."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/health" else 404)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_port
+        server.shutdown()
+
+
+@pytest.mark.parametrize(("status", "code"), [(200, 0), (503, 1), (404, 1)])
+def test_the_health_check_says_what_the_engine_says(status: int, code: int) -> None:
+    """It asks the port of the settings, past any proxy of the environment: podman hands those of the host on."""
+    (check,) = re.findall(r"^HEALTHCHECK .*\\\n *CMD (.*)$", CONTAINER, re.MULTILINE)
+    _python, *arguments = json.loads(check)
+    with engine_page(status) as port:
+        environment = os.environ | {"POLYKV_PORT": str(port), "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
+        assert subprocess.run([sys.executable, *arguments], env=environment, check=False).returncode == code
+
+
+def test_the_image_is_made_in_the_format_that_has_health_checks() -> None:
+    """podman's own format drops HEALTHCHECK with no more than a warning."""
+    builds = re.findall(r"podman build .*", INSTALL)
+    assert builds
+    assert all("--format docker" in build for build in builds)
+
+
 def test_what_the_image_leaves_out_is_not_needed() -> None:
     """The wheel is built of what the context holds: nothing that it is made of is left out."""
-    left_out = (ROOT / ".containerignore").read_text().split()
+    left_out = (ROOT / ".dockerignore").read_text().split()
     project = (ROOT / "pyproject.toml").read_text()
     for needed in re.findall(r'^"([^"]+)" = "polykv_proxy/engine_source/', project, re.MULTILINE):
         assert not [name for name in left_out if (needed + "/").startswith(name.strip("*/") + "/")]
