@@ -10,6 +10,7 @@ import contextlib
 import json
 import socket
 import struct
+from asyncio import sleep  # ours: a test may put another one in its place, and some servers live as long as all tests
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -42,7 +43,7 @@ class QuietServer(uvicorn.Server):
 
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
-            await asyncio.sleep(LOOKS_S)
+            await sleep(LOOKS_S)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for listener in (*self.servers, *(sockets or ())):
@@ -53,7 +54,7 @@ class QuietServer(uvicorn.Server):
         try:
             async with asyncio.timeout(0.1 if self.force_exit else self.config.timeout_graceful_shutdown):
                 while state.connections or state.tasks:
-                    await asyncio.sleep(LOOKS_S)
+                    await sleep(LOOKS_S)
                 await asyncio.gather(*(server.wait_closed() for server in self.servers))
         except TimeoutError:
             for task in () if self.force_exit else state.tasks:

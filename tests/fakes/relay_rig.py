@@ -82,7 +82,7 @@ class RelayRig:
         async def run() -> Any:
             return call()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     def turn(self) -> None:
         """What was sent so far has been read."""
