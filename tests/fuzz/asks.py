@@ -24,6 +24,9 @@ class Framed(Enum):
     CHUNKED = "chunked"
 
 
+_MOST_CHUNKS = 2000
+
+
 @dataclass(frozen=True)
 class Ask:
     """A request. `chunks` are the sizes of its chunks, over and over; `cuts` where its bytes are cut into writes, likewise."""
@@ -65,14 +68,14 @@ class Ask:
 
     @property
     def wire_body(self) -> bytes:
-        """The body in its framing."""
+        """The body in its framing; the last chunk takes what is left of a large one."""
         if self.framed is Framed.NONE:
             return b""
         if self.framed is Framed.LENGTH:
             return self.body
         parts, at, n = [], 0, 0
         while at < len(self.body):
-            size = self.chunks[n % len(self.chunks)]
+            size = self.chunks[n % len(self.chunks)] if n < _MOST_CHUNKS else len(self.body)
             piece = self.body[at : at + size]
             parts.append(b"%x\r\n%b\r\n" % (len(piece), piece))
             at, n = at + size, n + 1
