@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from schemathesis.pytest.plugin import SchemathesisFunction
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from tests import models
@@ -68,6 +70,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, name in enumerate(LONGEST) if item.nodeid.startswith(name)), len(LONGEST))
 
     items.sort(key=place)
+    for item in items:
+        if isinstance(item, SchemathesisFunction) and item.id.params is None:  # all operations have one id
+            item._id = item.id.with_params(item.operation_label)
+    doubles = [nodeid for nodeid, n in Counter(item.nodeid for item in items).items() if n > 1]
+    assert not doubles, f"xdist would run only one of each: {doubles}"
 
 
 class ByFile(LoadFileScheduling):  # type: ignore[misc]
