@@ -29,8 +29,6 @@ _VERSIONS = ("1.1", "1.0")
 _N_EXPECT, _N_ID = len(b"expect"), len(request_ids.FIELD)
 
 _CHUNKED = b"Transfer-Encoding: chunked"
-_END = b"\r\n\r\n"
-_NONE = b"\r\nContent-Length: 0\r\n\r\n"
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
@@ -112,13 +110,10 @@ def request_head(method: bytes, target: bytes, headers: Sequence[Header], framin
 
 
 def with_length(head: bytes, framing: Framing) -> bytes:
-    """A head of `request_head` that was cut before the length, if it had one, or else before its end."""
-    return head + _END if framing.length is None else b"%b%d%b" % (head, framing.length, _END)
-
-
-def without_length(head: bytes) -> bytes:
-    """For `with_length`: a head that says no length, or a length of 0."""
-    return head.removesuffix(_END).removesuffix(b"0") if head.endswith(_NONE) else head.removesuffix(_END)
+    """A head of `request_head` without a body, as if it had been made for a length or none."""
+    if framing.length is None:
+        return head
+    return b"%bContent-Length: %d\r\n\r\n" % (head[:-2], framing.length)
 
 
 def reply_head(

@@ -82,7 +82,7 @@ class Fields:
 
 
 class KnownRequest(NamedTuple):
-    """What was made of a request's head: `engine_head` is what the engine gets, up to the digits of the length or its end."""
+    """What was made of a request's head: `engine_head` is what the engine gets, but for the length."""
 
     method: bytes
     target: bytes
@@ -91,15 +91,13 @@ class KnownRequest(NamedTuple):
     engine_head: bytes
 
     @classmethod
-    def of(
-        cls, method: bytes, target: bytes, headers: Sequence[Header], *, has_length: bool, generates: bool
-    ) -> KnownRequest | None:
+    def of(cls, method: bytes, target: bytes, headers: Sequence[Header], *, generates: bool) -> KnownRequest | None:
         """From the parser's reading of a plain head; None when it must be read each time."""
         try:
-            head = heads.request_head(method, target, headers, Framing(0) if has_length else NO_BODY)
+            head = heads.request_head(method, target, headers, NO_BODY)
         except BadHeadError:
             return None
-        return cls(method, target, Fields(headers), generates, heads.without_length(head))
+        return cls(method, target, Fields(headers), generates, head)
 
 
 class KnownReply(NamedTuple):

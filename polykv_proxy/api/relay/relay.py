@@ -79,16 +79,17 @@ class Relay:
         self._last_left = asyncio.Event()
 
     def learn(self, exchange: Exchange, data: bytes, came: Cut) -> bool:
-        """Keep what was made of the head with which these bytes begin, if it is that of this exchange and has nothing special."""
-        method, target, headers, framing = exchange.method, exchange.target, exchange.headers, exchange.framing
-        where, has_length = self.routes.where(method, target), framing.length is not None
-        if not (where is Where.ENGINE or (where is Where.GENERATE and has_length)):
+        """Keep what was made of the head with which these bytes begin, if it is new, of this exchange, and has nothing special."""
+        shape, digits, _ = came
+        method, target, headers = exchange.method, exchange.target, exchange.headers
+        where = self.routes.where(method, target)
+        if self.known.get(shape) is not None or not (where is Where.ENGINE or (where is Where.GENERATE and digits)):
             return False
-        if not is_plain(data, came, b"%b %b HTTP/1.1" % (method, target), headers, framing):
+        if not is_plain(data, came, b"%b %b HTTP/1.1" % (method, target), headers, exchange.framing):
             return False
-        made = KnownRequest.of(method, target, headers, has_length=has_length, generates=where is Where.GENERATE)
+        made = KnownRequest.of(method, target, headers, generates=where is Where.GENERATE)
         if made is not None:
-            self.known.learn(came[0], made)
+            self.known.learn(shape, made)
         return made is not None
 
     @property

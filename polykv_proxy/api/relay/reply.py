@@ -62,8 +62,7 @@ class Reply:
         )
         if came.status == 200 and not came.bodiless and framing.length is None:
             self._sse = sse_of(came.headers)
-        self._out.append(head)
-        self.begun = True
+        self.ready(head)
         return keep_alive
 
     def ready(self, head: bytes) -> None:
