@@ -80,9 +80,18 @@ class Peer:
         await self.client.end_session(NOBODY)
         return await self.client.state()
 
+    async def idle(self) -> State:
+        """The state that shows every reply so far, once all slots are idle."""
+        state = await self.settled()
+        async with asyncio.timeout(HANG_GUARD_S):
+            while any(slot.state != "idle" for slot in state.slots):
+                await asyncio.sleep(0.01)
+                state = await self.client.state()
+        return state
+
     async def clean(self) -> None:
         """Give everything back."""
-        state = await self.client.state()
+        state = await self.settled()
         for seq in state.seqs:
             await self.client.free_seq(SeqRef.parse(seq.seq))
         for session in {slot.session for slot in state.slots} - {0}:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from polykv_proxy.engine.wire import Made
 from polykv_proxy.errors import EngineRefusedError
-from tests.contract.conftest import FIRST_REQ, HANG_GUARD_S, Peer
+from tests.contract.conftest import FIRST_REQ, Peer
 
 POOL = list(range(100, 140))
 
@@ -62,11 +60,8 @@ async def test_cells_are_the_prefix_once_plus_the_suffixes(peer: Peer) -> None:
     for n in range(3):
         headers = {"x-polykv-req": next(FIRST_REQ), "x-polykv-seq": made.seq, "x-polykv-shared": 50, "x-polykv-session": 800 + n}
         await peer.complete([*base, 20 + n, 21, 22], headers, n_predict=1)
-    state, slots = await peer.client.state(), []
-    async with asyncio.timeout(HANG_GUARD_S):  # a completion's reply may come before the state that shows it
-        while len(slots) < 3:
-            state = await peer.client.state()
-            slots = [slot for slot in state.slots if slot.session >= 800 and slot.state == "idle"]
+    state = await peer.idle()
+    slots = [slot for slot in state.slots if slot.session >= 800]
     private = sum(slot.n_tokens - slot.n_shared for slot in slots)
     grown = state.cells.used - start
     idle = sum(slot.n_tokens for slot in state.slots if not slot.session)
@@ -83,10 +78,7 @@ async def test_everything_in_use_is_owned_once(peer: Peer) -> None:
     await peer.complete([*POOL[:30], 5, 6, 7, 8], headers, n_predict=1)
 
     async def owners() -> list[int]:
-        async with asyncio.timeout(HANG_GUARD_S):  # a completion's reply may come before the state that shows it
-            while any(slot.state != "idle" for slot in (await peer.client.state()).slots):
-                await asyncio.sleep(0.01)
-        state = await peer.client.state()
+        state = await peer.idle()
         price = (await peer.client.hello()).kv.bytes_per_token
         holders = [*state.seqs, *state.slots]
         assert all(holder.own_bytes == holder.own_cells * price for holder in holders)

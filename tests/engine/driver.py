@@ -163,6 +163,16 @@ class Engine:
     def state(self) -> dict[str, Any]:
         return self.http.get("/_polykv/v1/state").raise_for_status().json()
 
+    def idle_state(self) -> dict[str, Any]:
+        """The state once all slots are idle. Answers and `progress` come before the state that shows them, so the one that is
+        published may still be that of before the request: ending a session that does not exist publishes a new one first."""
+        self.end_session(2**62)
+        while True:
+            assert self.process.poll() is None
+            state = self.state()
+            if all(slot["state"] == "idle" for slot in state["slots"]):
+                return state
+
     def until_asleep(self) -> None:
         """Until it sleeps, for want of work."""
         while self.state()["phase"] != "sleeping":

@@ -173,8 +173,7 @@ class TestFullCache:
             assert late.status_code in {200, 400}, late.text
             assert results[0].status in {200, 400}, results[0].body
             assert 200 in {late.status_code, results[0].status}
-            while any(slot["state"] != "idle" for slot in engine.state()["slots"]):
-                assert engine.process.poll() is None
+            engine.idle_state()
 
     def test_lone_request_keeps_the_stock_error(self, engine_path: Path) -> None:
         """One request that cannot fit beside the pools gets the engine's own error; the pool and the engine live on."""
@@ -270,8 +269,7 @@ class TestReuse:
             body = {"prompt": [*pool, 9], "n_cmpl": 3, "n_predict": 1000, "ignore_eos": True, "stream": True}
             with engine.lines("POST", "/completion", body, engine.attach_headers(seq)) as lines:
                 next(lines)
-            while any(slot["state"] != "idle" for slot in engine.state()["slots"]):
-                assert engine.process.poll() is None
+            engine.idle_state()
             assert engine.attached([*pool, 8], seq).n_shared == 50
 
     def test_session_finds_its_own_cells_after_several_completions(self, engine_path: Path) -> None:
@@ -297,9 +295,7 @@ def test_cancelled_materialisation_leaves_nothing(engine_path: Path) -> None:
                 if how == "delete":
                     assert engine.free(seq)["freed"] is True
                     assert list(data)[-1]["type"] == "invalid_request_error"
-            while any(slot["state"] != "idle" for slot in engine.state()["slots"]):
-                assert engine.process.poll() is None
-            state = engine.state()
+            state = engine.idle_state()
             assert state["seqs"] == []
             assert state["cells"]["used"] == 0
         seqs = [engine.materialise(tokens(10, 82 + i)) for i in range(4)]

@@ -6,7 +6,6 @@ import random
 import threading
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -40,17 +39,9 @@ def start(engine_path: Path, kind: str, *more: str | int | Path) -> Engine:
     return Engine(engine_path, tiny_model(kind), ["-c", 6144, "-np", 3, "-t", 1, "--cache-ram", 0, *more], max_pools=6)
 
 
-def idle(engine: Engine) -> dict[str, Any]:
-    """Wait for the state that shows the end of a completion."""
-    while True:
-        state = engine.state()
-        if all(slot["state"] == "idle" for slot in state["slots"]):
-            return state
-
-
 def owners(engine: Engine) -> dict[str, int]:
     """What each owns, after checking that it is what is in use."""
-    state = idle(engine)
+    state = engine.idle_state()
     owned = {one["seq"]: one["own_bytes"] for one in state["seqs"]}
     owned |= {f"slot {one['slot']}": one["own_bytes"] for one in state["slots"]}
     kv = state["kv_bytes"]
@@ -162,7 +153,7 @@ def test_checkpoints_count_for_the_oldest_that_keeps_them(engine_path: Path) -> 
         engine.free(root)
         assert kept()[child] >= before
         engine.attached([*pool, 5, 6, 7], child, session=next(SESSIONS))
-        assert sum(slot["checkpoint_bytes"] for slot in idle(engine)["slots"]) >= 0
+        assert sum(slot["checkpoint_bytes"] for slot in engine.idle_state()["slots"]) >= 0
 
 
 def test_counts_stay_true_while_slots_generate(engine_path: Path) -> None:

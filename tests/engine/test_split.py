@@ -136,7 +136,7 @@ def test_each_holder_has_cells_of_its_own(engine: Engine) -> None:
     assert (child["n_cached"], child["base"], child["n_shared"], child["cells"]) == (80, None, 0, 82)
     for _ in range(2):
         assert engine.attached([*pool, 7], seq, session=next(SESSIONS)).n_shared == 80
-    state = engine.state()
+    state = engine.idle_state()
     held = sum(one["n_tokens"] for one in (*state["seqs"], *state["slots"]))
     assert state["cells"] == {"used": held, "total": kv["cells"]}
     clear(engine)
@@ -144,7 +144,7 @@ def test_each_holder_has_cells_of_its_own(engine: Engine) -> None:
 
 def clear(engine: Engine) -> None:
     """Give everything back, and see that nothing of it stays."""
-    state = engine.state()
+    state = engine.idle_state()
     for seq in state["seqs"]:
         assert engine.free(seq["seq"])["freed"]
     for session in {slot["session"] for slot in state["slots"]} - {0}:
