@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from enum import Enum
-from urllib.parse import unquote_to_bytes
 
 from polykv_proxy.core.tally import Route
 
@@ -37,7 +36,7 @@ _POOLLESS = {
 }
 _KINDS = {**_GENERATING, **_POOLLESS}
 _READS = frozenset({b"GET", b"HEAD"})
-_UNICODE_ESCAPE = re.compile(rb"%[uU]([0-9A-Fa-f]{4})")
+_ESCAPE = re.compile(rb"%(?:u([0-9A-Fa-f]{4})|([0-9A-Fa-f]{2}))")
 
 
 class Where(Enum):
@@ -102,10 +101,17 @@ class Routes:
 
 
 def decoded_path(target: bytes) -> bytes:
-    """The path of a request target, percent-decoded once as the engine does it (`%uXXXX` included), without query or authority."""
-    path = target.split(b"?", 1)[0]
+    """The path of a request target as the engine reads it, without fragment, query or authority.
+
+    It cuts at the first `#`, then at the first `?`, and decodes once, from left to right: `%XX`, `%uXXXX` (half a surrogate pair is
+    nothing at all), and what is no escape stays.
+    """
+    path = target.partition(b"#")[0].partition(b"?")[0]
     if not path.startswith(b"/") and b"://" in path:
         path = b"/" + path.split(b"://", 1)[1].partition(b"/")[2]
-    if b"%" not in path:
-        return path
-    return unquote_to_bytes(_UNICODE_ESCAPE.sub(lambda m: chr(int(m[1], 16)).encode("utf-8", "replace"), path))
+    return _ESCAPE.sub(_unescaped, path) if b"%" in path else path
+
+
+def _unescaped(escape: re.Match[bytes]) -> bytes:
+    wide, narrow = escape.groups()
+    return bytes([int(narrow, 16)]) if narrow else chr(int(wide, 16)).encode("utf-8", "ignore")

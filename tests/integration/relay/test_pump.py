@@ -42,6 +42,8 @@ def test_thousands_of_pipelined_refusals_do_not_nest() -> None:
         b"/%u005fpolykv/v1/hello",
         b"http://x/_polykv/v1/hello",
         b"/p/_polykv/v1/seqs",
+        b"/_pol%uD800ykv/v1/hello",
+        b"/_polykv#/v1/hello",
     ],
 )
 def test_private_verbs_are_the_engine_s_404(target: bytes) -> None:

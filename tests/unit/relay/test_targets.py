@@ -16,6 +16,11 @@ ROUTES = Routes()
         (b"POST", b"/v1/chat/completions", Where.GENERATE),
         (b"POST", b"/v1/chat/completions?x=1", Where.GENERATE),
         (b"POST", b"/v1/chat%2Fcompletions", Where.GENERATE),
+        (b"POST", b"/v1/chat/completions#x", Where.GENERATE),
+        (b"POST", b"/v1/chat/completions#?x", Where.GENERATE),
+        (b"POST", b"/v1/%uD800chat/comple%udfFftions", Where.GENERATE),
+        (b"POST", b"/v1/%U0063hat/completions", Where.ENGINE),
+        (b"POST", b"/embedding#", Where.POOLLESS),
         (b"POST", b"/infill", Where.GENERATE),
         (b"POST", b"/v1/messages", Where.GENERATE),
         (b"POST", b"/responses", Where.GENERATE),
@@ -35,6 +40,13 @@ ROUTES = Routes()
         (b"GET", b"/_polykv/v1/hello", Where.PRIVATE),
         (b"GET", b"/_polykv", Where.PRIVATE),
         (b"GET", b"/x%2f_polykv%2fv1", Where.PRIVATE),
+        (b"GET", b"/_polykv#/v1", Where.PRIVATE),
+        (b"GET", b"/%ud800_polykv/v1/hello", Where.PRIVATE),
+        (b"GET", b"/_poly%uDFFFkv/v1/hello", Where.PRIVATE),
+        (b"GET", b"/%u005fpolykv/v1/hello", Where.PRIVATE),
+        (b"GET", b"/x#/_polykv/v1", Where.ENGINE),
+        (b"GET", b"/%u00255fpolykv", Where.ENGINE),
+        (b"GET", b"/polykv#x", Where.OWN),
     ],
 )
 def test_each_target_has_one_owner(method: bytes, target: bytes, where: Where) -> None:
@@ -78,8 +90,19 @@ def test_paths_are_of_few_kinds(target: bytes, kind: Route) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "path"), [(b"http://h:1/a%20b?c", b"/a b"), (b"/%zz", b"/%zz"), (b"/%u0041", b"/A"), (b"/+", b"/+")]
+    ("target", "path"),
+    [
+        (b"http://h:1/a%20b?c", b"/a b"),
+        (b"/%zz", b"/%zz"),
+        (b"/%u0041", b"/A"),
+        (b"/%u20ac%uD800", b"/\xe2\x82\xac"),
+        (b"/%U0041%u004", b"/%U0041%u004"),
+        (b"/%2541%u002541%%41", b"/%41%41%A"),
+        (b"/a#?b", b"/a"),
+        (b"/a?b#c", b"/a"),
+        (b"/+", b"/+"),
+    ],
 )
 def test_paths_are_decoded_once(target: bytes, path: bytes) -> None:
-    """Authority and query are cut, escapes decoded, nonsense kept."""
+    """Authority, query and fragment are cut, escapes decoded as the engine does it, nonsense kept."""
     assert decoded_path(target) == path
