@@ -63,19 +63,25 @@ class RelayProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._dead:
             return
+        while data and not self._dead:
+            data = self._read(data)
+        if len(self.pipeline) >= self.relay.limits.pipelined:
+            self.hold_reading()
+
+    def _read(self, data: bytes) -> bytes:
+        """Take these bytes in; what is left of them where the parser stops at the offer of another protocol."""
         unread: Cut | None = None
         if self._idle_since is not None and not self._unfinished and not self._still_bytes:
             unread = cut(data)
             if unread is not None and self._is_known(data, unread):
-                return
+                return b""
         self._moved = False
         self._n_read = len(data)
         self._n_fed += len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
-            self._after_upgrade(data[upgrade.args[0] :])
-            return
+            return self._after_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserCallbackError as error:
             _log.error("a request could not be handled", exc_info=error.__context__ or error)
             self._reject(ApiError("internal_error", "The proxy failed on this request; its log has the details."))
@@ -87,8 +93,7 @@ class RelayProtocol(HttpToolsProtocol):
             self._bound_head(len(data))
         if self._unfinished:
             self._wait_for_more()
-        if len(self.pipeline) >= self.relay.limits.pipelined:
-            self.hold_reading()
+        return b""
 
     def _is_known(self, data: bytes, came: Cut) -> bool:
         """Is it one whole request whose head was read before, on whatever connection? It begins without the parser."""
@@ -162,8 +167,8 @@ class RelayProtocol(HttpToolsProtocol):
         else:
             self.loop.call_later(_WATCH_S, self._watch)
 
-    def _after_upgrade(self, rest: bytes) -> None:
-        """The parser stops behind the head of a request that offers another protocol; HTTP goes on all the same.
+    def _after_upgrade(self, rest: bytes) -> bytes:
+        """The parser stops behind the head of a request that offers another protocol; HTTP goes on all the same, with these bytes.
 
         A declined offer leaves a request whose body is still to come: its head is parsed again without the offer.
         """
@@ -173,8 +178,7 @@ class RelayProtocol(HttpToolsProtocol):
             head = plain_head(self.parser.get_method(), self._target, version, self._raw)
             rest = head + rest
         self.parser = httptools.HttpRequestParser(self)
-        if rest:
-            self.data_received(rest)
+        return rest
 
     # parser callbacks
 
