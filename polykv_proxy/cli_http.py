@@ -75,8 +75,13 @@ def call(method: str, url: str, path: str, api_key: str | None, body: object = N
 
 def fail(message: str) -> NoReturn:
     """One line on standard error, and the end."""
-    sys.stderr.write(f"error: {message}\n")
+    sys.stderr.write(f"error: {plain(message)}\n")
     raise typer.Exit(EXIT_FAILED)
+
+
+def plain(text: str) -> str:
+    """What others wrote as one line of text: nothing in it commands a terminal."""
+    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in text)
 
 
 def print_json(facts: object) -> None:
@@ -91,5 +96,5 @@ def table(columns: Mapping[str, Callable[[Mapping[str, Any]], object]], items: S
         shown.add_column(column, justify="left" if column in _TEXTS else "right")
     for item in items:
         cells = [cell(item) for cell in columns.values()]
-        shown.add_row(*["" if cell is None else escape(str(cell)) for cell in cells])
+        shown.add_row(*["" if cell is None else escape(plain(str(cell))) for cell in cells])
     Console().print(shown)

@@ -16,7 +16,21 @@ from rich.markup import escape
 
 from polykv_proxy import cli_admission
 from polykv_proxy.cli_doctor import Level, diagnose
-from polykv_proxy.cli_http import DEFAULT_PORT, EXIT_FAILED, ApiKey, Json, Port, Url, fail, first_key, get, print_json, table, where
+from polykv_proxy.cli_http import (
+    DEFAULT_PORT,
+    EXIT_FAILED,
+    ApiKey,
+    Json,
+    Port,
+    Url,
+    fail,
+    first_key,
+    get,
+    plain,
+    print_json,
+    table,
+    where,
+)
 from polykv_proxy.ui.top.plain import show
 from polykv_proxy.ui.top.remote import Remote
 
@@ -171,7 +185,7 @@ def _pool_line(pool: Mapping[str, Any]) -> str:
         )
     parts.append(f"used {_ago(pool['last_access_ts'])}")
     parts += [str(pool["reason"])] if pool["reason"] else []
-    return "  ".join(parts)
+    return plain("  ".join(parts))
 
 
 def _mib(n_bytes: int) -> str:

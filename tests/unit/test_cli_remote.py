@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from operator import itemgetter
 from pathlib import Path
 
 import httpx
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 
 from polykv_proxy import cli_http
 from polykv_proxy.cli import app
+from polykv_proxy.cli_http import fail, table
 from polykv_proxy.cli_remote import draw_tree, pools, top
 from tests.fakes.fake_engine import FakeEngine
 from tests.integration.rig import relayed, rig
@@ -44,6 +46,21 @@ async def test_a_tree_is_drawn_with_every_child_under_its_parent(tmp_path: Path)
         "└─ 3  evicted  42 tokens (+2 from 40)  evicted on request",
         "6  resident  3 tokens",
     ]
+
+
+async def test_what_others_wrote_commands_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Control characters of an owner, or of an answer, are shown as what they are not: one line of text."""
+    async with rig(tmp_path, FakeEngine(max_pools=8)) as proxy:
+        await proxy.pool(tokens=BASE)
+        pinned = await proxy.api.post("/polykv/pools/1/pin", json={"owner": "\x1b[2Jann\nbob \u202eé"})
+        assert pinned.status_code == 200
+        (line,) = draw_tree((await proxy.api.get("/polykv/pools")).json()["pools"])
+    assert "pinned by \ufffd[2Jann\ufffdbob \ufffdé, unused" in line
+    table({"session": itemgetter("session")}, [{"session": "a\x1b[31mb\u0085"}])
+    assert "a\ufffd[31mb\ufffd" in capsys.readouterr().out
+    with pytest.raises(typer.Exit):
+        fail("no \x1b]0;title\x07\nat all")
+    assert capsys.readouterr().err == "error: no \ufffd]0;title\ufffd\ufffdat all\n"
 
 
 def test_a_url_without_a_scheme_is_http(capsys: pytest.CaptureFixture[str]) -> None:
