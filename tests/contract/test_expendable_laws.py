@@ -56,6 +56,17 @@ async def test_a_materialisation_takes_them_too(peer: Peer) -> None:
     assert await held(peer) == sorted([made[1].seq, made[2].seq, fourth.seq])
 
 
+async def test_a_refused_materialisation_has_given_its_id_back(peer: Peer) -> None:
+    """Whoever hears that there are no cells may ask for less at once, with the last id."""
+    await full(peer)
+    for _ in range(20):
+        with pytest.raises(EngineRefusedError) as refused:
+            await peer.make([7000, *range(300, 1399)])
+        assert refused.value.kind == "too_long"
+        made = await peer.make([7000, 7001])
+        await peer.client.free_seq(made.ref)
+
+
 async def test_a_list_of_something_else_is_refused(peer: Peer) -> None:
     """Words that are no sequences are 400, and the list before stays."""
     with pytest.raises(EngineRefusedError) as refused:

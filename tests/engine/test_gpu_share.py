@@ -11,6 +11,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -92,6 +93,24 @@ def test_an_engine_that_waits_for_its_turn_does_everything_else(engine_path: Pat
         assert [slot["state"] for slot in engine.state()["slots"]] == ["idle", "idle"]
 
 
+@contextlib.contextmanager
+def busy(engine: Engine) -> Iterator[None]:
+    """It computes as long as this lasts, however soon a context is full."""
+    ended = threading.Event()
+
+    def generate() -> None:
+        while not ended.is_set():
+            assert engine.completion([1, 2, 3], 500, ignore_eos=True, n_probs=0).status == 200
+
+    with ThreadPoolExecutor(1) as threads:
+        generating = threads.submit(generate)
+        try:
+            yield
+        finally:
+            ended.set()
+            generating.result()
+
+
 def wait_busy(key: str, low: float, high: float) -> None:
     """Until the first entry says that its engine computes so great a part of the time."""
     while not low <= layout.parse(segment(key).read_bytes())[0].busy_ppm / 1e6 <= high:
@@ -101,14 +120,10 @@ def wait_busy(key: str, low: float, high: float) -> None:
 def test_busy_is_the_part_of_the_time_that_an_engine_computes(engine_path: Path, key: str) -> None:
     """Most of it alone, a tenth beside a heavier neighbour (whose windows do not count, although it waits in them), then none."""
     with shared(engine_path, key, weight="0.001") as engine:
-        body = {"prompt": [1, 2, 3], "n_predict": -1, "stream": True, "ignore_eos": True}
-        with engine.lines("POST", "/completion", body, {"x-polykv-req": "7", "x-polykv-session": "9"}) as lines:
-            while not next(lines).startswith("data"):
-                pass
+        with busy(engine):
             wait_busy(key, 0.5, 1.0)
             with busy_neighbour(key):
                 wait_busy(key, 0.001, 0.3)
-            assert engine.end_session(9)["cancelled"] == 1
         wait_busy(key, 0.0, 0.05)
 
 

@@ -74,9 +74,16 @@ struct seqs_stream {
         }
     }
 
+    // it holds no cells; its caller may ask again as soon as it hears of this
+    void give_back() {
+        polykv_get_hub().release(seq);
+        seq = {};
+    }
+
     // one event for one result; false when it was the last one
     bool format(server_task_result & result, std::string & output) {
         if (result.is_error()) {
+            give_back();
             const json error = result.to_json();
             std::string type = error.value("type", "server_error");
             const bool too_long = type == "exceed_context_size_error";
@@ -94,6 +101,7 @@ struct seqs_stream {
         }
         auto & done = dynamic_cast<server_task_result_polykv &>(result);
         if (done.error.status) {
+            give_back();
             output = polykv_format_event("error", error_event(done.error.status, done.error.type, done.error.message));
             return false;
         }
@@ -170,6 +178,9 @@ server_http_res_ptr polykv_handle_post_seqs(server_context & ctx_server, const s
         first = stream->rd.next(req.should_stop);
         auto * res = dynamic_cast<server_task_result_polykv *>(first.get());
         if (!res || res->error.status) {
+            if (res) {
+                stream->give_back();
+            }
             return polykv_op_response(std::move(first));
         }
     }
