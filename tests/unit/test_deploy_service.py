@@ -26,9 +26,9 @@ EXPOSURE = 1.5
 """Of 10, by `systemd-analyze security`; what is left is the network and the host's files, read only."""
 
 
-def lines(name: str) -> list[str]:
-    """Values of a setting of the unit."""
-    return re.findall(rf"^{name}=(.*)$", UNIT, re.MULTILINE)
+def lines(name: str, section: str = "") -> list[str]:
+    """Values of a setting of the unit, in this section of it."""
+    return re.findall(rf"^{name}=(.*)$", UNIT.partition(f"[{section}]")[2].partition("\n[")[0] if section else UNIT, re.MULTILINE)
 
 
 @pytest.mark.parametrize("text", [UNIT, CONTAINER], ids=["unit", "container"])
@@ -47,6 +47,20 @@ def test_service_and_container_have_time_to_stop() -> None:
         min(float(service), float(container))
         > Settings.model_fields["drain_grace_s"].default + 2 * Settings.model_fields["stop_grace_s"].default
     )
+
+
+def test_what_cannot_start_is_tried_for_minutes_and_not_for_ever() -> None:
+    """Want of memory for two minutes is survived; what takes a minute to fail is given up as well."""
+    (pause,), (hour,), (starts,) = (
+        lines("RestartSec", "Service"),
+        lines("StartLimitIntervalSec", "Unit"),
+        lines("StartLimitBurst", "Unit"),
+    )
+    assert hour == "1h"
+    assert float(pause) * int(starts) > 120
+    assert (float(pause) + 60) * int(starts) < 3600
+    assert f"after {starts} starts within an\nhour" in INSTALL
+    assert "reset-failed polykv-proxy" in INSTALL
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
