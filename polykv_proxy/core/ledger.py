@@ -158,16 +158,22 @@ class Ledger:
             raise ApiError("pool_not_found", f"there is no pool {pool_id}", param="pool_id")
         if pool.residency is Residency.RELEASING:
             raise ApiError("pool_releasing", f"pool {pool_id} is being released already", param="pool_id")
-        children = self.tree.children(pool_id)
-        if children:
+        if children := self.in_the_way(pool_id):
             message = f"pool {pool_id} has children {children}; release them first, or all that nobody uses with ?recursive=1"
             raise ApiError("pool_has_children", message, param="pool_id", extra={"children": children})
         if pool.pin is not None:
             by = f" by {pool.pin.owner!r}" if pool.pin.owner else ""
             message = f"pool {pool_id} is pinned{by}; unpin it first"
             raise ApiError("pool_pinned", message, param="pool_id", extra={"owner": pool.pin.owner})
+        for unmade in self.tree.subtree(pool_id)[1:]:
+            self.remove(unmade)
         self.mark_releasing(pool)
         return pool
+
+    def in_the_way(self, pool_id: int) -> list[int]:
+        """The children for whose sake a pool is not released: none that could not be made, unless requests wait for it."""
+        below = self.tree.subtree(pool_id)[1:]
+        return [pool.pool_id for pool in below if pool.parent == pool_id and (not pool.unmade or self.books.of_pool(pool.pool_id))]
 
     def mark_releasing(self, pool: Pool) -> None:
         """Nothing new attaches from now on; what becomes of it is decided by commit or revert."""
@@ -253,12 +259,8 @@ class Ledger:
         session = self.sessions.open(wish.session_id, now)
         if pool is not None and session.pool_id not in {None, pool.pool_id}:
             self._detached(session.pool_id, now)
-        entered = replace(
-            session,
-            n_streams=session.n_streams + 1,
-            n_turns=session.n_turns + 1,
-            pool_id=pool.pool_id if pool else session.pool_id,
-        )
+        pool_id = pool.pool_id if pool else session.pool_id
+        entered = replace(session, n_streams=session.n_streams + 1, n_turns=session.n_turns + 1, pool_id=pool_id)
         self.sessions.put(entered)
         return entered
 
@@ -391,6 +393,6 @@ class Ledger:
     def _pool_expired(self, pool: Pool, now: float) -> bool:
         if pool.ttl_s is None or pool.pin is not None or now - pool.last_used_ts < pool.ttl_s:
             return False
-        if pool.residency in {Residency.MATERIALIZING, Residency.RELEASING} or self.tree.children(pool.pool_id):
+        if pool.residency in {Residency.MATERIALIZING, Residency.RELEASING} or self.in_the_way(pool.pool_id):
             return False
         return not self.books.of_pool(pool.pool_id) and not self.sessions.of_pool(pool.pool_id)

@@ -29,7 +29,7 @@ class Names:
         pool = self._ledger.tree.named(name) if name is not None else None
         if pool is None or pool.unmade or pool.residency is not Residency.FAILED or pool.reason == MODEL_CHANGED:
             return
-        if not self._ledger.books.of_pool(pool.pool_id) and not self._ledger.tree.children(pool.pool_id):
+        if not self._ledger.books.of_pool(pool.pool_id) and not self._ledger.in_the_way(pool.pool_id):
             await self._release(pool.pool_id)
 
     def holder(self, name: str | None, tokens: Tokens | None) -> Pool | None:

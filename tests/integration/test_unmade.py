@@ -113,6 +113,54 @@ async def test_what_the_journal_does_not_take_is_not_made(tmp_path: Path, monkey
         assert await shares(proxy, 1) == "2"
 
 
+async def fork_fails(proxy: Rig) -> int:
+    """A pool, a fork of it that was promised and fails with a reason that passes: the fork's id."""
+    root = (await proxy.pool(tokens=[1, 2], name="root"))["pool_id"]
+    proxy.engine.fail_next("prefill", BROKEN)
+    proxy.engine.hold()
+    reply = await proxy.api.post(f"/polykv/pools/{root}/fork?wait=0", json={"tokens": [1, 2, 3], "name": "fork"})
+    flight = proxy.runtime.pools.flight(reply.json()["pool_id"])
+    assert flight is not None
+    proxy.engine.go()
+    await flight.ended()
+    return reply.json()["pool_id"]
+
+
+@pytest.mark.parametrize("recursive", [0, 1])
+async def test_a_fork_that_failed_keeps_nobody_from_releasing_its_parent(tmp_path: Path, recursive: int) -> None:
+    """It is no child to wait for: parent and record go at once, and a session that was on it is on nothing."""
+    async with rig(tmp_path) as proxy:
+        fork_id = await fork_fails(proxy)
+        assert await shown(proxy) == {1: "resident", fork_id: "failed"}
+        released = await proxy.api.delete(f"/polykv/pools/root?recursive={recursive}")
+        assert (released.status_code, await shown(proxy), proxy.engine.seqs) == (200, {}, {})
+        assert (await proxy.pool(tokens=[4], name="fork"))["pool_id"] == fork_id + 1
+
+
+async def test_a_fork_that_failed_keeps_no_parent_beyond_its_time(tmp_path: Path) -> None:
+    """A parent that nobody uses goes when its time to live is over."""
+    async with rig(tmp_path) as proxy:
+        await fork_fails(proxy)
+        await proxy.api.post("/polykv/pools/root/renew", json={"ttl_s": 1})
+        proxy.clock.now += 2
+        await proxy.runtime.sweep()
+        assert await shown(proxy) == {}
+
+
+async def test_a_fork_that_failed_stays_while_a_request_names_it(tmp_path: Path) -> None:
+    """What runs keeps its record, and a record its parent, as long as that takes."""
+    async with rig(tmp_path) as proxy:
+        fork_id = await fork_fails(proxy)
+        ledger = proxy.runtime.hub.ledger
+        req = ledger.take_req()
+        ledger.admit(req, Wish(pool="fork"), proxy.clock.now)
+        refused = await proxy.api.delete("/polykv/pools/root")
+        assert (refused.status_code, refused.json()["error"]["children"]) == (409, [fork_id])
+        assert await shown(proxy) == {1: "resident", fork_id: "failed"}
+        proxy.runtime.hub.post(ledger.abandon(req, proxy.clock.now))
+        assert (await proxy.api.delete("/polykv/pools/root")).status_code == 200
+
+
 async def session(proxy: Rig) -> None:
     await proxy.call("/completion", {"prompt": [1, 2, 3], "session_id": "s", "n_predict": 1})
     await proxy.settle()
