@@ -317,7 +317,6 @@ class PoolService:
             raise
         except (EngineError, JournalError) as error:
             failure = self._answer(error)
-            log.warning("pool %d could not be made again: %s", pool.pool_id, failure)
             raise failure from error
         finally:
             self._rebuild_over(pool.pool_id, flight, how, failure)

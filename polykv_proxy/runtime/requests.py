@@ -25,6 +25,7 @@ from polykv_proxy.ports import Header
 from polykv_proxy.runtime.admission import Admission, OnHeld, unheard
 from polykv_proxy.runtime.hub import Hub
 from polykv_proxy.runtime.pools import PoolService
+from polykv_proxy.runtime.seldom import Seldom
 
 log = logging.getLogger("polykv.requests")
 
@@ -49,6 +50,7 @@ class RequestDesk:
         self._hub = hub
         self._pools = pools
         self._admission = admission
+        self._seldom = Seldom(log, hub.clock.monotonic)
 
     async def book(self, wish: Wish, dry_run: DryRun, held: OnHeld = unheard) -> Booked:
         """Admit, decide, wait for the pool where that helps, check an explicit P.
@@ -142,7 +144,8 @@ class RequestDesk:
         try:
             made = await self._pools.bring(pool_id)
         except ApiError as error:
-            log.warning("pool %d: served without it: %s", pool_id, error)
+            kind = error.code if error.passing else (error.code, pool_id)
+            self._seldom.warning(kind, f"pool {pool_id}: served without it: {error}")
             return Miss.NO_SEQ_IDS if error.code == "pool_seqs_exhausted" else Miss.REBUILD_FAILED
         except asyncio.CancelledError:
             task = asyncio.current_task()

@@ -210,7 +210,12 @@ async def test_a_rebuild_that_fails_never_fails_the_request(
         reply = await proxy.call("/completion", {**ASK, "pool_id": 1})
         assert (reply.status_code, reply.headers["x-cached-prefix-tokens"]) == (200, "0")
         assert reply.json()["opencoti"]["miss"] == miss
-        assert not any("--polykv" in line for line in caplog.messages)
+        proxy.engine.fail_next("seqs", fault)
+        assert (await proxy.call("/completion", {**ASK, "pool_id": 1})).json()["opencoti"]["miss"] == miss
+        told = [line for line in caplog.messages if "pool 1" in line]
+        assert len(told) == 1
+        assert told[0].startswith("pool 1: served without it: ")
+        assert "--polykv" not in told[0]
         assert (await pool_and(proxy, {**ASK, "prompt": SYSTEM + " once more", "pool_id": 1}))[0] in {pool["prefix_len"], 0}
         assert (await proxy.api.get("/polykv/pools/1")).json()["residency"] == "resident"
 
