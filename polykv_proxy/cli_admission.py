@@ -19,6 +19,12 @@ from polykv_proxy.ui.top.figures import rate, seconds
 from polykv_proxy.ui.top.snapshot import Snapshot
 
 SHOWN = 10
+_OPTIONS = {
+    "target_tps_per_session": "--floor",
+    "mode": "--mode",
+    "on_saturation": "--on-saturation",
+    "guarantee_min_sessions": "--guarantee",
+}
 _Pool = Annotated[str | None, typer.Argument(help="A pool's name or id; without one, requests that name no pool.")]
 _NO_SCOPE = Annotated[bool, typer.Option("--remove", help="Remove the policy that was set there.")]
 
@@ -49,7 +55,8 @@ def admission(  # noqa: PLR0917 - typer reads options from the signature and pas
     if remove and fields:
         fail("--remove goes with no other option of a policy")
     if remove or fields:
-        facts = call("DELETE" if remove else "POST", where(url, port), _path(pool, "admission"), api_key, fields or None)
+        verb = "DELETE" if remove else "POST"
+        facts = call(verb, where(url, port), _path(pool, "admission"), api_key, fields or None, options=_OPTIONS)
         _changed(facts, pool, as_json=as_json, removed=remove)
     elif pool is not None:
         _policy_of(get(where(url, port), _path(pool, "admission"), api_key), as_json=as_json)

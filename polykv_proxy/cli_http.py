@@ -51,8 +51,10 @@ def get(url: str, path: str, api_key: str | None) -> Any:
     return call("GET", url, path, api_key)
 
 
-def call(method: str, url: str, path: str, api_key: str | None, body: object = None) -> Any:
-    """What a route answers; anything but a success ends the program."""
+def call(
+    method: str, url: str, path: str, api_key: str | None, body: object = None, *, options: Mapping[str, str] | None = None
+) -> Any:
+    """What a route answers; anything but a success ends the program. `options`: by which a field of the body is given."""
     key = first_key(api_key)
     headers = {"authorization": f"Bearer {key}"} if key else {}
     try:
@@ -68,7 +70,8 @@ def call(method: str, url: str, path: str, api_key: str | None, body: object = N
     if reply.is_error:
         error_object = facts.get("error") if isinstance(facts, dict) else None
         message = error_object.get("message") if isinstance(error_object, dict) else reply.text
-        hint = "; give --api-key" if reply.status_code == httpx.codes.UNAUTHORIZED else ""
+        option = (options or {}).get(str(error_object.get("param"))) if isinstance(error_object, dict) else None
+        hint = "; give --api-key" if reply.status_code == httpx.codes.UNAUTHORIZED else f" ({option})" if option else ""
         fail(f"{url}{path} answered {reply.status_code}: {message}{hint}")
     return facts
 

@@ -37,13 +37,27 @@ async def test_a_policy_is_set_shown_and_removed(tmp_path: Path, monkeypatch: py
         assert "base  floor 15.0 tok/s, enforced: queue" in listed
         assert '"mode": "enforced"' in await say(url, "admission", "--json")
         wrong = await asyncio.to_thread(CliRunner().invoke, app, ["admission", "base", "--mode", "strict", "--url", url])
-        assert (wrong.exit_code, "it must be one of advisory, enforced" in wrong.stderr) == (1, True)
+        assert (wrong.exit_code, "it must be one of advisory, enforced (--mode)\n" in wrong.stderr) == (1, True)
         both = await asyncio.to_thread(CliRunner().invoke, app, ["admission", "base", "--floor", "1", "--remove", "--url", url])
         assert (both.exit_code, "--remove goes with no other" in both.stderr) == (1, True)
         assert "base: removed" in await say(url, "admission", "base", "--remove")
         assert "there was no policy to remove" in await say(url, "admission", "base", "--remove")
         assert "removed" in await say(url, "admission", "--remove")
         assert proxy.runtime.admission.off
+
+
+async def test_the_first_policy_of_a_pool_wants_a_floor(tmp_path: Path) -> None:
+    """What is missing or wrong is named by its option too, not by its field alone."""
+    async with rig(tmp_path) as proxy, relayed(proxy) as (_, client):
+        await proxy.pool(tokens=POOL, name="base")
+        for options, said in (
+            (["--mode", "advisory"], "target_tps_per_session is missing; it must be a number from 0.001 to 1e+06 (--floor)\n"),
+            (["--floor", "0"], "it must be a number from 0.001 to 1e+06 (--floor)\n"),
+            (["--floor", "1", "--guarantee", "-1"], "it must be a whole number from 0 to 4096 (--guarantee)\n"),
+        ):
+            command = ["admission", "base", *options, "--url", str(client.base_url)]
+            wrong = await asyncio.to_thread(CliRunner().invoke, app, command)
+            assert (wrong.exit_code, wrong.stderr.endswith(said)) == (1, True), wrong.stderr
 
 
 async def test_capacity_says_whether_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,6 +70,7 @@ BOUNDS: Mapping[str, Bounds] = {
     "max_queue": Bounds(0, 65536),
     "queue_timeout_ms": Bounds(1, 3_600_000),
 }
+_NO_FLOOR = f"target_tps_per_session is missing; it must be {BOUNDS['target_tps_per_session']}"
 _WORDS: Mapping[str, type[StrEnum]] = {"mode": Mode, "on_saturation": OnSaturation, "while_held": WhileHeld}
 _FLAGS = ("fail_fast", "protect_floors")
 
@@ -129,8 +130,8 @@ def policy_of(given: Mapping[str, object], base: Policy | None = None, *, for_po
     known = [field.name for field in fields(Policy)]
     for name in given:
         _demand(name in known, name, given[name], f"left out; an admission policy has the fields {', '.join(known)}")
-    if base is None:
-        _demand("target_tps_per_session" in given, "target_tps_per_session", None, str(BOUNDS["target_tps_per_session"]))
+    if base is None and "target_tps_per_session" not in given:
+        raise ApiError("invalid_request", _NO_FLOOR, param="target_tps_per_session")
     _demand(not (for_pool and given.get("protect_floors")), "protect_floors", True, "left out: only the default policy has it")
     taken = {name: _value(name, value) for name, value in given.items()}
     if base is None:
@@ -142,7 +143,7 @@ def objections(given: Mapping[str, object], *, for_pool: bool = True) -> dict[st
     """What is wrong with each field, in words; empty where `policy_of` takes them all."""
     found: dict[str, str] = {}
     if "target_tps_per_session" not in given:
-        found["target_tps_per_session"] = f"target_tps_per_session is missing; it must be {BOUNDS['target_tps_per_session']}"
+        found["target_tps_per_session"] = _NO_FLOOR
     for name, value in given.items():
         try:
             policy_of({name: value}, Policy(1.0), for_pool=for_pool)
