@@ -10,10 +10,10 @@ from typing import Annotated, Any, TypeAlias
 from urllib.parse import quote
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from polykv_proxy.cli_http import DEFAULT_PORT, ApiKey, Json, Port, Url, call, fail, get, print_json, table, where
+from polykv_proxy.ui.paper import paper
 from polykv_proxy.ui.top.doors import admission_lines, ground, manner, room, title
 from polykv_proxy.ui.top.figures import rate, seconds
 from polykv_proxy.ui.top.snapshot import Snapshot
@@ -72,7 +72,7 @@ def capacity(pool: _Pool = None, url: Url = None, port: Port = DEFAULT_PORT, api
     if as_json:
         print_json(facts)
         return
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = paper(markup=False)
     console.print(f"{'yes' if facts['can_admit'] else 'no'}: {ground(facts)}; room: {room(facts['headroom_sessions'])}")
     mean = "" if facts["mean_active_tps"] is None else f" at {rate(facts['mean_active_tps'])} tok/s each"
     console.print(f"{facts['n_active']} decode{mean}, {facts['n_warming']} on their way, {facts['n_queued']} wait")
@@ -95,7 +95,7 @@ def _all(found: Mapping[str, Any], decisions: Mapping[str, Any], *, as_json: boo
     if as_json:
         print_json({**found, "decisions": decisions["decisions"], "counts": decisions["counts"]})
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = paper()
     for line in admission_lines(Snapshot(admission=found)) or [Text("no policies and no bounds: nobody is held or refused")]:
         console.print(line)
     if found["queue"]:
@@ -122,7 +122,7 @@ def _policy_of(facts: Mapping[str, Any], *, as_json: bool) -> None:
         print_json(facts)
         return
     policy, above = facts["policy"], facts["inherited_from"]
-    console = Console(highlight=False, soft_wrap=True, markup=False)
+    console = paper(markup=False)
     if policy is None:
         console.print("no policy: nobody is held or refused")
         return
@@ -136,9 +136,7 @@ def _changed(facts: Mapping[str, Any], pool: str | None, *, as_json: bool, remov
         return
     whose = title({"pool_id": None if pool is None else pool, "name": pool})
     if removed:
-        Console(highlight=False, markup=False).print(
-            f"{whose}: {'removed' if facts['removed'] else 'there was no policy to remove'}"
-        )
+        paper(markup=False).print(f"{whose}: {'removed' if facts['removed'] else 'there was no policy to remove'}")
     else:
-        Console(highlight=False, markup=False).print(f"{whose}:")
+        paper(markup=False).print(f"{whose}:")
         _policy_of(facts, as_json=False)

@@ -12,9 +12,10 @@ from typing import Annotated, Any, NoReturn
 
 import httpx
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from polykv_proxy.ui.paper import paper
 
 DEFAULT_PORT = 8080
 EXIT_FAILED = 1
@@ -100,4 +101,4 @@ def table(columns: Mapping[str, Callable[[Mapping[str, Any]], object]], items: S
     for item in items:
         cells = [cell(item) for cell in columns.values()]
         shown.add_row(*["" if cell is None else escape(plain(str(cell))) for cell in cells])
-    Console().print(shown)
+    paper(soft_wrap=False).print(shown)

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from polykv_proxy import cli_admission
@@ -31,6 +30,7 @@ from polykv_proxy.cli_http import (
     table,
     where,
 )
+from polykv_proxy.ui.paper import paper
 from polykv_proxy.ui.top.plain import show
 from polykv_proxy.ui.top.remote import Remote
 
@@ -58,7 +58,7 @@ def pools(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None, as
     if as_json:
         print_json(facts)
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = paper()
     for line in draw_tree(facts["pools"]):
         console.print(line, markup=False)
     console.print(f"sequence ids: {facts['seq_ids_used']} of {facts['seq_ids_max']} in use, KV: {_mib(facts['kv_bytes'])}")
@@ -90,7 +90,7 @@ def tps(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None, as_j
         print_json(facts)
         return
     mean = f" at {_one(facts['mean_active_tps'])} each" if facts["n_active"] else ""
-    console = Console(highlight=False, soft_wrap=True)
+    console = paper()
     console.print(f"{_one(facts['aggregate_tps'])} tokens/s: {facts['n_active']} decode{mean}, {facts['n_warming']} warm up")
     console.print(f"prompts {_one(facts['prompt_tps'])} tokens/s, {facts['saved_tokens']} spared (about {facts['saved_s']:.0f} s)")
     table(
@@ -142,7 +142,7 @@ def doctor(url: Url = None, port: Port = DEFAULT_PORT, api_key: ApiKey = None, a
     if as_json:
         print_json([finding.as_dict() for finding in findings])
     else:
-        console = Console(highlight=False)
+        console = paper(soft_wrap=False)
         for finding in findings:
             console.print(f"{_MARKS[finding.level]} {escape(finding.text)}")
             if finding.remedy:

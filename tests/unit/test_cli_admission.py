@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-import pytest
 from typer.testing import CliRunner
 
 from polykv_proxy.cli import app
@@ -20,9 +19,8 @@ async def say(url: str, *words: str) -> str:
     return done.stdout
 
 
-async def test_a_policy_is_set_shown_and_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_policy_is_set_shown_and_removed(tmp_path: Path) -> None:
     """Of a pool and of requests without one; what is left out stays; a wrong word is the proxy's to refuse."""
-    monkeypatch.setenv("COLUMNS", "160")
     async with rig(tmp_path) as proxy, relayed(proxy) as (_, client):
         await proxy.pool(tokens=POOL, name="base")
         url = str(client.base_url)
@@ -60,9 +58,8 @@ async def test_the_first_policy_of_a_pool_wants_a_floor(tmp_path: Path) -> None:
             assert (wrong.exit_code, wrong.stderr.endswith(said)) == (1, True), wrong.stderr
 
 
-async def test_capacity_says_whether_and_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_capacity_says_whether_and_why(tmp_path: Path) -> None:
     """Yes or no, the ground with its figures, the room; who waits and what was decided in the other command."""
-    monkeypatch.setenv("COLUMNS", "200")
     async with rig(tmp_path) as proxy, relayed(proxy) as (_, client):
         await proxy.pool(tokens=POOL, name="base")
         url = str(client.base_url)

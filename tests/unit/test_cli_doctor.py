@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from polykv_proxy import cli_http
 from polykv_proxy.cli import app
-from polykv_proxy.cli_doctor import Level, diagnose, option_findings
+from polykv_proxy.cli_doctor import BUILD, Level, diagnose, option_findings
 
 CLIENT = httpx.Client
 ENGINE: dict[str, Any] = {
@@ -112,7 +112,6 @@ def test_tables_show_pools_and_sessions(monkeypatch: pytest.MonkeyPatch) -> None
         "n_queries": 2,
     }
     pool |= {"n_running": 0, "sessions": [], "last_access_ts": 0.0, "reason": None, "parent": None, "pinned": False}
-    monkeypatch.setenv("COLUMNS", "160")
     answers(monkeypatch, 200, {"pools": [pool], "seq_ids_used": 1, "seq_ids_max": 16, "kv_bytes": 0})
     shown = CliRunner().invoke(app, ["pools"])
     assert (shown.exit_code, "agents" in shown.stdout, "1 of 16" in shown.stdout) == (0, True, True)
@@ -122,6 +121,9 @@ def test_tables_show_pools_and_sessions(monkeypatch: pytest.MonkeyPatch) -> None
     shown = CliRunner().invoke(app, ["sessions"])
     assert "a[b]" in shown.stdout
     assert "(request 9)" in shown.stdout
+    long = "s" * 200
+    answers(monkeypatch, 200, {"sessions": [{**session, "session_id": long}]})
+    assert CliRunner().invoke(app, ["sessions"]).stdout.splitlines()[1].split() == [long, "3", "idle", "0", "1", "5/10"]
 
 
 def test_doctor_exits_1_when_pools_are_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +132,7 @@ def test_doctor_exits_1_when_pools_are_off(monkeypatch: pytest.MonkeyPatch) -> N
     assert CliRunner().invoke(app, ["doctor"]).exit_code == 0
     answers(monkeypatch, 200, {"pools": {"state": "off", "reason": "stock"}})
     shown = CliRunner().invoke(app, ["doctor"])
-    assert (shown.exit_code, "scripts/build_engine.sh" in shown.stdout) == (1, True)
+    assert (shown.exit_code, f"     → {BUILD}" in shown.stdout.splitlines()) == (1, True)
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,6 @@ async def test_speeds_are_a_table_for_people_and_json_for_scripts(tmp_path: Path
         return httpx.Response(200, content=facts)
 
     monkeypatch.setattr(cli_http.httpx, "Client", lambda **more: CLIENT(**{**more, "transport": httpx.MockTransport(answer)}))
-    monkeypatch.setenv("COLUMNS", "200")
     shown = CliRunner().invoke(app, ["tps"]).output.splitlines()
     assert shown[0].endswith("0 decode, 0 warm up")
     assert "80 spared" in shown[1]

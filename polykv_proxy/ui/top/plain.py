@@ -8,18 +8,15 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 
+from polykv_proxy.ui.paper import endless, paper
 from polykv_proxy.ui.top.paint import COLUMNS, RIGHT, cells, head
 from polykv_proxy.ui.top.rows import fastest, rows_of
 from polykv_proxy.ui.top.snapshot import Snapshot
 
-_WIDE = 160
-
 
 def show(snapshot: Snapshot, where: str, console: Console | None = None) -> None:
     """Print the snapshot."""
-    console = console or Console(highlight=False)
-    if not console.is_terminal:
-        console.width = max(console.width, _WIDE)
+    console = endless(console) if console is not None else paper(soft_wrap=False)
     for line in head(snapshot, where):
         console.print(line, soft_wrap=True)
     rows = rows_of(snapshot)
