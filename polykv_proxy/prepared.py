@@ -49,15 +49,21 @@ class Prepared:
 
     @property
     def names(self) -> LocalNames | None:
-        """By which our routes may be called; None, by any: others reach us anyway, or a key is wanted that no strange page has."""
-        alone = is_loopback(self.listener.getsockname()[0]) and not self.keys.api
-        return LocalNames(frozenset(self.settings.allowed_hosts)) if alone else None
+        """By which our routes may be called. None, by any: a key is wanted that no strange page has, or others reach us anyway and
+        nobody says by which names."""
+        more = self.settings.allowed_hosts
+        checked = not self.keys.api and (more or is_loopback(self.listener.getsockname()[0]))
+        return LocalNames(frozenset(more)) if checked else None
 
     @property
     def notes(self) -> list[str]:
         """What whoever starts this should know: who can reach it, and that what was given says nothing."""
         notes = listening_notes(self.listener.getsockname()[0], has_keys=bool(self.keys.api))
         notes += key_file_notes((self.settings.api_key_file, self.settings.admin_key_file))
+        if self.settings.allowed_hosts and self.keys.api:
+            notes.append(
+                "--allowed-hosts says nothing beside an API key: who has the key may call by any name, and no strange page has it"
+            )
         if self.settings.pools is not None and not self.declared and self.policy is None:
             notes.append(f"--pools {self.settings.pools} declares nothing")
         return notes

@@ -70,8 +70,8 @@ class Settings(BaseSettings):
     admin_key_file: Path | None = Field(None, description="File with the admin key, in place of --admin-key.")
     allowed_hosts: tuple[str, ...] = Field(
         (),
-        description="Names by which /polykv/* may be called on loopback without a key, separated by commas, beside localhost and "
-        "names that only exist locally.",
+        description="Names by which /polykv/* may be called without a key, separated by commas, beside addresses, localhost and "
+        "names that only exist locally. Checked on loopback, and wherever names are given.",
     )
     default_pool: str | None = Field(None, description="Pool (id or name) to which requests that name none are attached.")
     pools: Path | None = Field(

@@ -95,15 +95,20 @@ async def test_a_name_that_a_stranger_may_have_pointed_here_opens_nothing(host: 
         ({"allowed_hosts": "a.example, B.example"}, LocalNames(frozenset({"a.example", "b.example"}))),
         ({"admin_key": "k"}, LocalNames()),
         ({"api_key": "k"}, None),
+        ({"api_key": "k", "allowed_hosts": "a.example"}, None),
         ({"host": "0.0.0.0"}, None),
+        ({"host": "0.0.0.0", "allowed_hosts": "a.example"}, LocalNames(frozenset({"a.example"}))),
+        ({"host": "0.0.0.0", "allowed_hosts": "a.example", "api_key": "k"}, None),
     ],
 )
-def test_names_count_on_loopback_without_a_key(given: dict[str, str], names: LocalNames | None) -> None:
-    """Where everybody may call anyway, or a key is wanted that a strange page does not have, any name will do."""
+def test_names_count_on_loopback_and_where_they_are_given(given: dict[str, str], names: LocalNames | None) -> None:
+    """Where everybody may call anyway, or a key is wanted that a strange page does not have, any name will do; who names some for
+    nothing is told."""
     ready = prepare(load_settings({"engine_url": "http://127.0.0.1:1", "port": 0, **given}, env={}), {})
-    found = ready.names
+    found, notes = ready.names, ready.notes
     ready.close()
     assert found == names
+    assert any("--allowed-hosts says nothing" in note for note in notes) is ("allowed_hosts" in given and names is None)
 
 
 def test_relayed_routes_keep_the_engine_s_own_rules() -> None:
