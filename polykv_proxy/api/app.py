@@ -11,7 +11,7 @@ from polykv_proxy.api.admission_routes import admission_routes
 from polykv_proxy.api.browsers import Browsers
 from polykv_proxy.api.capacity_routes import capacity_routes
 from polykv_proxy.api.context import ApiContext, require_key
-from polykv_proxy.api.document import document_route
+from polykv_proxy.api.document import OPERATIONS, document_route
 from polykv_proxy.api.error_handlers import install
 from polykv_proxy.api.gpu_routes import gpu_routes
 from polykv_proxy.api.lifetime_routes import lifetime_routes
@@ -20,6 +20,7 @@ from polykv_proxy.api.look_routes import look_routes
 from polykv_proxy.api.methods import Methods
 from polykv_proxy.api.metrics_route import metrics_route
 from polykv_proxy.api.pool_routes import pool_routes
+from polykv_proxy.api.queries import check_query
 from polykv_proxy.api.session_routes import session_routes
 from polykv_proxy.api.stream_routes import stream_routes
 from polykv_proxy.api.telemetry_routes import health_route, telemetry_routes
@@ -37,10 +38,11 @@ def build_app(context: ApiContext) -> FastAPI:
     async def keyed(request: Request) -> None:
         require_key(context, request)
 
-    async def pooled() -> None:
+    async def guarded(request: Request) -> None:
+        require_key(context, request)
         context.runtime.hub.require_pools()
+        check_query(request, OPERATIONS[request.method, request.scope["route"].path_format].query)
 
-    guard = [Depends(keyed), Depends(pooled)]
     app.include_router(health_route(context))
     app.include_router(document_route(), dependencies=[Depends(keyed)])
     if context.metrics is not None:
@@ -57,5 +59,5 @@ def build_app(context: ApiContext) -> FastAPI:
         stream_routes,
         gpu_routes,
     ):
-        app.include_router(routes(context), dependencies=guard)
+        app.include_router(routes(context), dependencies=[Depends(guarded)])
     return app

@@ -249,7 +249,7 @@ def _responses(path: str, operation: Operation, schemas: dict[str, Any]) -> dict
         content[EVENTS] = {
             "itemSchema": {"oneOf": [_event(name, _schema(made, schemas)) for name, made in operation.events.items()]}
         }
-    codes = [*operation.errors, *_KEYED, *(_POOLED if operation.pooled else ()), *(["invalid_request"] if operation.query else [])]
+    codes = [*operation.errors, *_KEYED, *((*_POOLED, "invalid_request") if operation.pooled else ())]
     codes += ["pool_not_found"] if "{key}" in path else []
     for code in codes:
         known = responses.setdefault(

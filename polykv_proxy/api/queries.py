@@ -1,6 +1,6 @@
 """What the routes take from a path and a query, and how a reply says that nothing is new.
 
-Law: bad values are an ApiError that names them.
+Law: bad values, and parameters that a route does not have, are an ApiError that names them.
 """
 
 from __future__ import annotations
@@ -21,6 +21,19 @@ NOT_MODIFIED = 304
 def find(context: ApiContext, key: str) -> Pool:
     """The pool that a path names, by id or name. ApiError 404."""
     return context.runtime.pools.find(int(key) if is_pool_number(key) else key)
+
+
+def check_query(request: Request, known: Mapping[str, Mapping[str, object]]) -> None:
+    """ApiError 400 for a parameter that is not among `known` (a schema each), or comes twice and is no list."""
+    seen: set[str] = set()
+    for name, _ in request.query_params.multi_items():
+        shown = ascii(name)[1:-1][:80]
+        if name not in known:
+            takes = f"known are {', '.join(known)}" if known else "this route takes none"
+            raise ApiError("invalid_request", f"unknown query parameter {shown}; {takes}", param=shown)
+        if name in seen and known[name].get("type") != "array":
+            raise ApiError("invalid_request", f"the query has {shown} more than once; give it once", param=shown)
+        seen.add(name)
 
 
 def flag(request: Request, name: str, *, default: bool) -> bool:
