@@ -115,6 +115,26 @@ async def test_an_own_cache_that_is_longer_is_left_alone(peer: Peer) -> None:
     assert int(reply.headers["x-polykv-cached"]) >= 42
 
 
+async def test_what_a_released_branch_left_is_not_shared_with_its_parent(peer: Peer) -> None:
+    """The slot goes on from cells that it had of the branch: of the parent it has taken nothing, of the branch all that it held."""
+    base = list(range(10_700, 10_740))
+    root = await peer.make(base)
+    branch = await peer.make([*base, 5, 6, 7], parent_seq=root.seq, branch_pos=40)
+
+    async def turn(seq: str, shared: int, *more: int) -> tuple[str, str | None]:
+        headers = {"x-polykv-req": next(FIRST_REQ), "x-polykv-seq": seq, "x-polykv-shared": shared, "x-polykv-session": 895}
+        reply = await peer.complete([*base, 5, 6, 7, *more], headers, n_predict=1)
+        assert int(reply.headers["x-polykv-cached"]) >= 42 + len(more)
+        return reply.headers["x-polykv-shared"], reply.headers.get("x-polykv-miss")
+
+    assert await turn(branch.seq, 43, 8) == ("43", None)
+    await peer.client.free_seq(branch.ref)
+    assert await turn(root.seq, 40, 8, 9) == ("0", "own_cache_longer")
+    assert await turn(branch.seq, 43, 8, 9, 10) == ("43", None)
+    (slot,) = [slot for slot in (await peer.idle()).slots if slot.session == 895]
+    assert (slot.seq, slot.n_shared) == (branch.seq, 43)
+
+
 async def test_a_snapshot_becomes_what_its_session_shares(peer: Peer) -> None:
     """After a snapshot the session's slot shares with it, and no cell was added."""
     reply = await peer.complete(list(range(15_000, 15_030)), {"x-polykv-req": next(FIRST_REQ), "x-polykv-session": 951})

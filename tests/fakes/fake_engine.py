@@ -341,7 +341,8 @@ class FakeEngine:
             slot.cells = slot.cells[:own]
             slot.n_shared = min(slot.n_shared, own)
             slot.seq = slot.seq if slot.n_shared else None
-            shared, miss = slot.n_shared, None if slot.n_shared else miss
+            shared = slot.n_shared if ask.seq in {None, slot.seq} else 0  # what another sequence left is the slot's own
+            miss = None if shared else miss
         cached = max(shared, own)
         slot.tokens = ask.tokens[:cached]
         self.computed += len(ask.tokens) - cached
