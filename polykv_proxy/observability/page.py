@@ -1,6 +1,7 @@
-"""The metrics page: made ahead for those who ask often, at once for the others.
+"""The metrics page: made ahead for those who ask often, of this moment for the others.
 
 Law: an answer never waits for the engine beyond a few milliseconds, and none is older than `FRESH_S`. Nobody asks, nothing is made.
+Who asks seldom finds on it what he did a moment ago, unless the engine is too busy to say.
 Where a page takes long to make (thousands of sessions) it may be older: making it takes at most a fifth of the time of the loop.
 """
 
@@ -24,6 +25,8 @@ RECENT_S = 1.0
 """Who has asked within this time will most likely ask again soon."""
 PATIENCE_S = 0.005
 """An idle engine answers in a millisecond; a busy one when it gets to it."""
+SELDOM_PATIENCE_S = 0.05
+"""Of one who asks seldom: most engines get to it between two steps, and what he would get else is as old as his last question."""
 SHARE = 5
 _EMPTY = EnginePage()
 
@@ -53,21 +56,24 @@ class MetricsPage:
         self._took_s = 0.0
 
     async def read(self, form: Form) -> Rendered:
-        """The page as it is now, or was a moment ago."""
-        self._asked_at[form] = self._now()
+        """The page as it is now; for those who ask often, as it was a moment ago."""
+        now = self._now()
+        often = any(now - at <= RECENT_S for at in self._asked_at.values())
+        self._asked_at[form] = now
         self._asked.set()
+        fresh_s, patience_s = (FRESH_S, PATIENCE_S) if often else (0.0, SELDOM_PATIENCE_S)
         age_s = self._source.age_s
-        if age_s is None or age_s > FRESH_S:
+        if age_s is None or not often or age_s > fresh_s:
             self._source.refresh()
-            await self._source.refreshed(PATIENCE_S)
+            await self._source.refreshed(patience_s)
         made = self._made.get(form)
-        if made is None or self._is_old(made):
+        if made is None or self._is_old(made, fresh_s):
             made = await self._make(form, gently=False)
         return made
 
-    def _is_old(self, made: Rendered) -> bool:
+    def _is_old(self, made: Rendered, fresh_s: float) -> bool:
         """By its age, or because the engine has answered since."""
-        limit_s = max(FRESH_S, SHARE * self._took_s)
+        limit_s = max(fresh_s, SHARE * self._took_s)
         return self._now() - made.made_at > limit_s or (not made.whole and self._source.page is not None)
 
     async def run(self) -> None:

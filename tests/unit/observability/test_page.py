@@ -68,6 +68,30 @@ async def test_an_engine_that_does_not_answer_holds_nobody_up() -> None:
     assert "llamacpp:asked 1" in await rig.text()
 
 
+async def test_who_asks_seldom_is_told_what_the_engine_says_now() -> None:
+    """What was read a moment ago, when the engine became ready say, lacks what was done since; who asks often may get that."""
+    rig = Rig()
+    rig.source.refresh()
+    await rig.source.refreshed(10)
+    assert "llamacpp:asked 2\n" in await rig.text()
+    rig.now += FRESH_S / 2
+    assert "llamacpp:asked 2\n" in await rig.text()
+    rig.now += RECENT_S + 0.01
+    text = await rig.text()
+    assert ("llamacpp:asked 3\n" in text, "polykv_made 2.0\n" in text) == (True, True)
+
+
+async def test_an_engine_that_is_busy_does_not_hold_up_who_asks_seldom() -> None:
+    """He gets what it said before."""
+    rig = Rig()
+    await rig.text()
+    rig.answers.clear()
+    rig.now += RECENT_S + 0.01
+    assert "llamacpp:asked 1\n" in await rig.text()
+    assert rig.n_asked == 2
+    rig.answers.set()
+
+
 async def test_answers_are_at_most_as_old_as_promised() -> None:
     """Within that age the same page serves everyone; beyond it a new one is made."""
     rig = Rig()
