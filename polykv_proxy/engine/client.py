@@ -18,7 +18,7 @@ import pydantic
 
 from polykv_proxy.core.pools import SeqRef
 from polykv_proxy.core.prefix import Tokens, as_tokens, from_bytes
-from polykv_proxy.engine import wire
+from polykv_proxy.engine import stock_wire, wire
 from polykv_proxy.engine.samples import Ask, Sample
 from polykv_proxy.errors import EngineAbilityError, EngineError, EngineRefusedError, EngineUnavailableError
 from polykv_proxy.ports import EngineAddress, Header
@@ -120,26 +120,26 @@ class EngineClient:
     async def detokenize(self, tokens: Tokens) -> str:
         """The text of token ids, by the engine's own vocabulary."""
         response = await self._call("POST", f"{self.api_prefix}/detokenize", json={"tokens": tokens.tolist()})
-        return _parse(wire.Text, response.content).content
+        return _parse(stock_wire.Text, response.content).content
 
     async def sample(self, ask: Ask) -> Sample:
         """Run a prompt of our own. Without a time limit; cancelled, the engine stops."""
         url = f"{self.api_prefix}/completion"
         return Sample.of(await self._call("POST", url, client=self._streams, json=ask.body(), headers=ask.headers()))
 
-    async def slots(self, patience_s: float) -> list[wire.PublicSlot]:
+    async def slots(self, patience_s: float) -> list[stock_wire.PublicSlot]:
         """The engine's own `/slots`: which waits for the work at hand. EngineAbilityError: its form is unknown."""
         timeout = httpx2.Timeout(patience_s, connect=5.0)
         raw = (await self._call("GET", f"{self.api_prefix}/slots", timeout=timeout)).content
         try:
-            return wire.PUBLIC_SLOTS.validate_json(raw)
+            return stock_wire.PUBLIC_SLOTS.validate_json(raw)
         except ValueError as error:
             raise EngineAbilityError(f"its /slots is not of a known form: {error}".splitlines()[0]) from error
 
-    async def metrics(self) -> wire.MetricsReply:
+    async def metrics(self) -> stock_wire.MetricsReply:
         """The engine's own `/metrics`."""
         response = await self._call("GET", f"{self.api_prefix}/metrics")
-        return wire.MetricsReply(response.content, response.headers.get("process-start-time-unix"))
+        return stock_wire.MetricsReply(response.content, response.headers.get("process-start-time-unix"))
 
     async def model_id(self) -> str | None:
         """The name by which clients ask for the model, by the engine's own `/v1/models`; None when it does not say."""

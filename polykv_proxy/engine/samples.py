@@ -12,7 +12,7 @@ import httpx2
 
 from polykv_proxy.core.pools import SeqRef
 from polykv_proxy.core.prefix import Tokens
-from polykv_proxy.engine.wire import Completion
+from polykv_proxy.engine.stock_wire import Completion
 from polykv_proxy.errors import EngineError
 
 

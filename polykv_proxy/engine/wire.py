@@ -5,11 +5,7 @@ Law: unknown fields are ignored, missing ones have the page's defaults, wrong ty
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-
-from pydantic import BaseModel, ConfigDict, TypeAdapter
+from pydantic import BaseModel, ConfigDict
 
 from polykv_proxy.core import events
 from polykv_proxy.core.events import EngineFacts, EngineSnapshot, SlotEvent, SlotEventKind, SlotReading
@@ -20,18 +16,20 @@ from polykv_proxy.core.vault import KvPrices
 PROTOCOL_MAJOR = 1
 
 
-class _Wire(BaseModel):
+class Wire(BaseModel):
+    """A message."""
+
     model_config = ConfigDict(frozen=True, extra="ignore", protected_namespaces=())
 
 
-class Protocol(_Wire):
+class Protocol(Wire):
     """Version of the protocol."""
 
     major: int
     minor: int = 0
 
 
-class ModelFacts(_Wire):
+class ModelFacts(Wire):
     """The loaded model."""
 
     fingerprint: str
@@ -47,7 +45,7 @@ class ModelFacts(_Wire):
     multimodal: bool = False
 
 
-class KvFacts(_Wire):
+class KvFacts(Wire):
     """The cache's layout and prices. Of a split cache each sequence has a stream, a part of its own; `cells` are those of all."""
 
     unified: bool = True
@@ -59,7 +57,7 @@ class KvFacts(_Wire):
     bytes_recurrent_per_seq: int = 0
 
 
-class Hello(_Wire):
+class Hello(Wire):
     """`GET hello`."""
 
     protocol: Protocol
@@ -102,7 +100,7 @@ class Hello(_Wire):
         )
 
 
-class SeqState(_Wire):
+class SeqState(Wire):
     """One sequence in `state`. What it owns of what is in use, and the host memory of its checkpoints, are no other sequence's."""
 
     seq: str
@@ -113,7 +111,7 @@ class SeqState(_Wire):
     checkpoint_bytes: int = 0
 
 
-class SlotTotals(_Wire):
+class SlotTotals(Wire):
     """Monotonic counters of a slot."""
 
     n_decoded: int = 0
@@ -128,7 +126,7 @@ class SlotTotals(_Wire):
         return events.SlotTotals(self.n_decoded, self.n_prompt, self.n_cached)
 
 
-class SlotState(_Wire):
+class SlotState(Wire):
     """One slot in `state`."""
 
     slot: int
@@ -159,14 +157,14 @@ class SlotState(_Wire):
         return SlotReading(self.slot, task, self.req, self.session, self.ours, self.n_decoded, self.us_decode, self.totals.value())
 
 
-class Cells(_Wire):
+class Cells(Wire):
     """Cells of the cache."""
 
     used: int = 0
     total: int = 0
 
 
-class KvBytes(_Wire):
+class KvBytes(Wire):
     """Bytes of the caches: in use, of those what no sequence and no slot in the lists owns, and in all."""
 
     used: int = 0
@@ -174,7 +172,7 @@ class KvBytes(_Wire):
     total: int = 0
 
 
-class GpuShare(_Wire):
+class GpuShare(Wire):
     """What the engine shares its device by; `why` it does not. `slot` is -1 while it has no place in the registry."""
 
     enabled: bool = False
@@ -184,7 +182,7 @@ class GpuShare(_Wire):
     weight: float = 1.0
 
 
-class State(_Wire):
+class State(Wire):
     """`GET state`."""
 
     boot_id: str
@@ -215,7 +213,7 @@ class State(_Wire):
         )
 
 
-class Counters(_Wire):
+class Counters(Wire):
     """Data of one `counters` event: the slots that changed, and all sequences when one of them did."""
 
     boot_id: str
@@ -232,15 +230,7 @@ class Counters(_Wire):
         return events.Counters(self.boot_id, self.t_us, tuple(slot.reading() for slot in self.slots))
 
 
-@dataclass(frozen=True, slots=True)
-class MetricsReply:
-    """`/metrics` as it came, and since when the engine counts (Unix seconds), if it says so."""
-
-    body: bytes
-    started: str | None = None
-
-
-class Progress(_Wire):
+class Progress(Wire):
     """`progress` of a materialisation."""
 
     total: int = 0
@@ -249,7 +239,7 @@ class Progress(_Wire):
     t_ms: float = 0
 
 
-class Made(_Wire):
+class Made(Wire):
     """`done` of a materialisation."""
 
     seq: str
@@ -271,7 +261,7 @@ class Made(_Wire):
         return SeqRef.parse(self.base) if self.base is not None else None
 
 
-class SlotEventWire(_Wire):
+class SlotEventWire(Wire):
     """Data of one slot event."""
 
     type: SlotEventKind
@@ -317,14 +307,14 @@ class SlotEventWire(_Wire):
         )
 
 
-class Freed(_Wire):
+class Freed(Wire):
     """`DELETE seqs/{seq}`."""
 
     freed: bool
     update: int = 0
 
 
-class SessionEnded(_Wire):
+class SessionEnded(Wire):
     """`DELETE sessions/{n}`."""
 
     cancelled: int = 0
@@ -332,69 +322,13 @@ class SessionEnded(_Wire):
     update: int = 0
 
 
-class Text(_Wire):
-    """`POST /detokenize`, the engine's own route."""
-
-    content: str
-
-
-class Candidate(_Wire):
-    """One candidate for the next token; null where its logit is not a number."""
-
-    id: int
-    logprob: float | None = None
-
-
-class TokenProbs(_Wire):
-    """What could have come at one place."""
-
-    top_logprobs: list[Candidate] = []
-
-
-class Completion(_Wire):
-    """`POST /completion` with `n_probs`, the engine's own route."""
-
-    completion_probabilities: list[TokenProbs] = []
-
-    def first(self) -> Mapping[int, float]:
-        """Candidates for the first new token, with their log-probabilities; empty when the engine gave none."""
-        found = self.completion_probabilities[0].top_logprobs if self.completion_probabilities else []
-        return {one.id: math.nan if one.logprob is None else one.logprob for one in found}
-
-
-class NextToken(_Wire):
-    """The decoding of a public slot."""
-
-    n_decoded: int | None = None
-
-
-class PublicSlot(_Wire):
-    """One slot of `GET /slots`, the engine's own route."""
-
-    id: int
-    is_processing: bool = False
-    id_task: int = -1
-    n_prompt_tokens_processed: int | None = None
-    next_token: list[NextToken] = []
-
-    def work(self) -> tuple[object, ...] | None:
-        """What is another value whenever the slot has done something; None for a working one that has no counters."""
-        n_decoded = tuple(token.n_decoded for token in self.next_token)
-        if self.is_processing and (self.n_prompt_tokens_processed is None or None in (n_decoded or (None,))):
-            return None
-        return self.id, self.is_processing, self.id_task, self.n_prompt_tokens_processed, n_decoded
-
-
-PUBLIC_SLOTS = TypeAdapter(list[PublicSlot])
-
-
-class EvictedNotice(_Wire):
+class EvictedNotice(Wire):
     """Data of `evicted` events."""
 
     seq: str
 
 
-class BootNotice(_Wire):
+class BootNotice(Wire):
     """Data of `hello` and `resync` events."""
 
     boot_id: str

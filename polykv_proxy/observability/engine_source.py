@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
 
-from polykv_proxy.engine.wire import MetricsReply
+from polykv_proxy.engine.stock_wire import MetricsReply
 from polykv_proxy.errors import EngineError, EngineRefusedError
 from polykv_proxy.observability.engine_page import BadPageError, EnginePage, read_page
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from polykv_proxy.engine.wire import MetricsReply
+from polykv_proxy.engine.stock_wire import MetricsReply
 from polykv_proxy.errors import EngineRefusedError, EngineUnavailableError
 from polykv_proxy.observability import engine_source
 from polykv_proxy.observability.engine_source import EngineSource, Failure

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from prometheus_client.metrics_core import Metric
 
-from polykv_proxy.engine.wire import MetricsReply
+from polykv_proxy.engine.stock_wire import MetricsReply
 from polykv_proxy.observability import page as pages
 from polykv_proxy.observability.described import Described, Kind
 from polykv_proxy.observability.engine_source import EngineSource
