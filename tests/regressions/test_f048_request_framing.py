@@ -49,10 +49,11 @@ def test_a_chunked_body_arrives_whole_under_one_framing(gate: bool | None) -> No
         assert len(seen.header(b"content-length")) + len(seen.header(b"transfer-encoding")) == 1
 
 
-def test_expect_continue_is_answered_by_us_and_not_sent_on() -> None:
+@pytest.mark.parametrize("around", [b"", b" \t"])
+def test_expect_continue_is_answered_by_us_and_not_sent_on(around: bytes) -> None:
     """A client that waits for 100 Continue gets it, sends its body, and the engine sees a plain request."""
     with Stub(lambda _: reply()) as stub, RelayRig(EngineAddress(port=stub.port)) as rig, rig.connect() as client:
-        client.send(POST + b"Expect: 100-continue\r\nContent-Length: 2\r\n\r\n")
+        client.send(POST + b"Expect:%b100-continue%b\r\nContent-Length: 2\r\n\r\n" % (around, around))
         assert client.until(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
         client.send(b"{}")
         assert client.reply().status == 200

@@ -195,7 +195,7 @@ class RelayProtocol(HttpToolsProtocol):
         self._target += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._raw.append((name, value))
+        self._raw.append((name, value.rstrip(b" \t")))  # no part of the value; the parser takes it off in front only
 
     def on_headers_complete(self) -> None:
         self._in_head = False

@@ -106,6 +106,16 @@ def test_a_plan_is_told_of_a_reply_whose_stream_had_begun(answer: list[bytes], s
         assert (gate.n_done, gate.statuses) == (1, [status])
 
 
+def test_whitespace_around_a_value_is_no_part_of_it() -> None:
+    """The gate sees what the engine sees, which takes it off as well: a key is the same key."""
+    gate = Gate()
+    with Stub(lambda _: reply()) as stub, RelayRig(EngineAddress(port=stub.port), gate=gate) as rig:
+        assert rig.send(request(b"POST", CHAT, b"{}", b"Authorization:  Bearer a b \t\r\nX-Empty: \r\n")).status == 200
+        assert dict(gate.asked[0].headers)[b"Authorization"] == b"Bearer a b"
+        assert stub.requests[0].header(b"authorization") == [b"Bearer a b"]
+        assert b"\r\nX-Empty: \r\n" in stub.requests[0].head
+
+
 def test_a_request_that_names_nothing_is_pumped_as_it_came() -> None:
     """The gate is asked once, with the whole body, and nothing is added."""
     gate = Gate()
