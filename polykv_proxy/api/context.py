@@ -37,6 +37,10 @@ class Keys:
             return True
         return key is not None and _one_of(key, self.all)
 
+    def accepts_any(self, keys: Iterable[str]) -> bool:
+        """The same of the holder of several: no stranger has one that is right, whichever is looked at elsewhere."""
+        return sum([self.accepts(key) for key in keys]) > 0
+
     def accepts_admin(self, key: str | None) -> bool:
         """May the holder of this key use admin verbs? Without an admin key the API key suffices."""
         if self.admin is None:
@@ -77,16 +81,16 @@ def key_of(request: Request) -> str | None:
     return sent[7:].strip() if sent is not None and sent[:7].lower() == "bearer " else sent
 
 
-def engine_key_of(headers: Iterable[Header]) -> str:
+def engine_keys_of(headers: Iterable[Header]) -> frozenset[str]:
     """The key that the engine sees in these headers: Authorization, without it X-Api-Key, less a `Bearer ` in front.
 
-    None in a field that came with several values: which of them the engine takes is not for us to know.
+    All of them where the field came with several values: which of them the engine takes is not for us to know.
     """
     found: dict[bytes, set[bytes]] = {b"authorization": set(), b"x-api-key": set()}
     for name, value in headers:
         found.get(name.lower(), set()).add(value)
-    values = (found[b"authorization"] - {b""}) or found[b"x-api-key"]
-    return values.pop().decode("latin-1").removeprefix("Bearer ") if len(values) == 1 else ""
+    values = (found[b"authorization"] - {b""}) or found[b"x-api-key"] or {b""}
+    return frozenset(value.decode("latin-1").removeprefix("Bearer ") for value in values)
 
 
 def require_key(context: ApiContext, request: Request) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from polykv_proxy.api.context import Keys, engine_key_of
+from polykv_proxy.api.context import Keys, engine_keys_of
 from polykv_proxy.api.life import ALIVE_S, sign_of_life
 from polykv_proxy.api.scan import names_something
 from polykv_proxy.api.wishes import read_wish
@@ -71,7 +71,7 @@ class PoolGate:
 
     async def plan(self, request: RelayRequest, waiting: StreamStart) -> Plan | Refusal:
         """The headers that attach a request, or an answer of ours."""
-        if not self._keys.accepts(engine_key_of(request.headers)):
+        if not self._keys.accepts_any(engine_keys_of(request.headers)):
             return _PLAIN
         if not self._runtime.hub.linked:
             await self._runtime.link.settled()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Request, Response
 
-from polykv_proxy.api.context import ApiContext, engine_key_of
+from polykv_proxy.api.context import ApiContext, engine_keys_of
 from polykv_proxy.observability.exposition import form_of, takes_gzip
 from polykv_proxy.observability.page import MetricsPage
 
@@ -21,7 +21,7 @@ def metrics_route(context: ApiContext, page: MetricsPage) -> APIRouter:
 
     @router.get(context.api_prefix + "/metrics")
     async def metrics(request: Request) -> Response:
-        if not context.keys.accepts(engine_key_of(request.scope["headers"])):
+        if not context.keys.accepts_any(engine_keys_of(request.scope["headers"])):
             return Response(_UNAUTHORIZED, 401, media_type="application/json; charset=utf-8")
         form = form_of(request.headers.get("accept", ""))
         made = await page.read(form)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from polykv_proxy.api.context import Keys, engine_key_of
+from polykv_proxy.api.context import Keys, engine_keys_of
 from polykv_proxy.prepared import prepare
 from polykv_proxy.settings import load_settings
 from tests.integration.rig import relay_request, rig
@@ -34,10 +34,23 @@ async def test_a_key_that_the_engine_takes_counts_here(headers: dict[str, str], 
         assert getattr(refused, "status", None) == 404
 
 
-def test_a_field_with_several_keys_holds_none() -> None:
-    """Which of them the engine would take is not guessed; an empty Authorization hides no X-Api-Key."""
-    assert engine_key_of([(b"Authorization", b"Bearer a"), (b"authorization", b"Bearer b")]) == ""
-    assert engine_key_of([(b"Authorization", b""), (b"X-Api-Key", b"b")]) == "b"
+def test_a_field_with_several_keys_holds_all_of_them() -> None:
+    """Which of them the engine takes is not guessed; an empty Authorization hides no X-Api-Key."""
+    assert engine_keys_of([(b"Authorization", b"Bearer a"), (b"authorization", b"b")]) == {"a", "b"}
+    assert engine_keys_of([(b"Authorization", b""), (b"X-Api-Key", b"b")]) == {"b"}
+    assert engine_keys_of([]) == {""}
+
+
+@pytest.mark.parametrize("values", [(b"Bearer k", b"Bearer wrong"), (b"wrong", b"k")])
+async def test_several_keys_are_no_way_around_pools_and_bounds(values: tuple[bytes, bytes], tmp_path: Path) -> None:
+    """The engine serves the request if it is the right one that it looks at: so it is looked at here, too."""
+    async with rig(tmp_path, keys=KEYS) as proxy:
+        sent = [(b"Authorization", value) for value in values]
+        refused = await proxy.gate.plan(relay_request(b'{"pool_id": 99}', sent), lambda _: None)
+        assert getattr(refused, "status", None) == 404
+        wrong = [(b"X-Api-Key", b"a"), (b"X-Api-Key", b"b")]
+        none = await proxy.gate.plan(relay_request(b'{"pool_id": 99}', wrong), lambda _: None)
+        assert getattr(none, "engine_headers", None) == ()
 
 
 def test_the_engine_takes_every_key_of_ours(tmp_path: Path) -> None:
