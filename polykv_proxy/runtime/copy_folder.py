@@ -30,14 +30,17 @@ class CopyFolder:
         self._path.mkdir(mode=0o700, exist_ok=True)
 
     def tidy(self, known: Mapping[int, int]) -> list[int]:
-        """Delete copies that no pool has, half-written and cut ones too; the pools of `known` whose copy is not there. OSError."""
+        """Delete copies that no pool has, half-written and cut ones too; the pools of `known` whose copy is not there. OSError.
+
+        Copies may be deleted meanwhile.
+        """
         there = set()
         for entry in self._entries():
             named = _NAME.fullmatch(entry.name)
             if named is None or entry.is_dir(follow_symlinks=False):
                 continue
             pool_id = int(named[1])
-            if named[2] is None and known.get(pool_id) == entry.stat(follow_symlinks=False).st_size:
+            if named[2] is None and known.get(pool_id) == _size(Path(entry.path)):
                 there.add(pool_id)
             else:
                 Path(entry.path).unlink(missing_ok=True)
@@ -58,11 +61,7 @@ class CopyFolder:
 
     def size(self, pool_id: int) -> int | None:
         """Bytes of a copy; None when it is not there."""
-        try:
-            found = self.file(pool_id).stat(follow_symlinks=False)
-        except FileNotFoundError:
-            return None
-        return None if stat.S_ISDIR(found.st_mode) else found.st_size
+        return _size(self.file(pool_id))
 
     def delete(self, pool_id: int) -> None:
         """Delete a copy; fine when it is not there. OSError."""
@@ -72,3 +71,11 @@ class CopyFolder:
     def free_bytes(self) -> int:
         """Bytes that the disk has left. OSError."""
         return shutil.disk_usage(self._path).free
+
+
+def _size(file: Path) -> int | None:
+    try:
+        found = file.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return None
+    return None if stat.S_ISDIR(found.st_mode) else found.st_size

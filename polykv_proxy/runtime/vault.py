@@ -94,7 +94,10 @@ class Vault:
 
     async def _tidy(self) -> None:
         known = {pool.pool_id: pool.copy.n_bytes for pool in self._hub.ledger.tree if pool.copy is not None}
-        gone = await asyncio.to_thread(self.folder.tidy, known)
+        missing = await asyncio.to_thread(self.folder.tidy, known)
+        gone = [
+            pool_id for pool_id in missing if (pool := self._hub.ledger.tree.get(pool_id)) is not None and pool.copy is not None
+        ]
         if gone:
             log.warning("the copies of pools %s are gone from the disk: they are computed again when used", gone)
         for pool_id in gone:

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -214,6 +215,27 @@ async def test_a_pool_that_goes_before_it_is_saved_is_let_go(tmp_path: Path, mon
         monkeypatch.setattr(proxy.runtime.vault, "_tidy", released)
         assert await proxy.runtime.vault.keep(1) is False
         assert not [path for _, path in proxy.server.calls if path.endswith("/save")]
+
+
+async def test_a_pool_that_goes_while_the_folder_is_looked_at_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its copy is gone from the disk because it was released: nobody is warned, and the pool that is saved has its copy."""
+    async with vault(tmp_path) as proxy:
+        await proxy.pool(tokens=BASE)
+        assert await proxy.runtime.vault.keep(1) is True
+        await proxy.pool(tokens=[*BASE[1:], 7])
+        folder, loop = proxy.runtime.vault.folder, asyncio.get_running_loop()
+        tidy = folder.tidy
+
+        def released(known: Mapping[int, int]) -> list[int]:
+            assert asyncio.run_coroutine_threadsafe(proxy.api.delete("/polykv/pools/1"), loop).result(20).status_code == 200
+            return tidy(known)
+
+        monkeypatch.setattr(folder, "tidy", released)
+        assert await proxy.runtime.vault.keep(2) is True
+        assert list(files(tmp_path)) == ["2.kv"]
+        assert "gone from the disk" not in caplog.text
 
 
 async def test_a_long_save_does_not_hold_up_the_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from polykv_proxy.runtime.copy_folder import CopyFolder
 
 
@@ -17,6 +19,18 @@ def test_tidying_leaves_what_is_known_and_what_is_not_ours(tmp_path: Path) -> No
     assert folder.tidy({1: 5, 3: 5, 6: 4, 8: 1}) == [3, 6, 8]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["1.kv", "5.kv.bak", "7.kv", "target", "x.kv"]
     assert target.read_bytes() == b"keep"
+
+
+def test_copies_that_are_deleted_while_it_tidies_are_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that was seen and is not there any more is no failure, known or not."""
+    folder = CopyFolder(tmp_path)
+    for n in (1, 2, 3):
+        folder.file(n).write_bytes(b"x" * 5)
+    seen = folder._entries()
+    monkeypatch.setattr(folder, "_entries", lambda: seen)
+    folder.delete(1)
+    folder.delete(3)
+    assert folder.tidy({1: 5, 2: 5}) == [1]
 
 
 def test_a_folder_that_is_not_there_has_nothing(tmp_path: Path) -> None:
