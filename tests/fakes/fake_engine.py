@@ -10,20 +10,16 @@ import asyncio
 import contextlib
 import itertools
 import secrets
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator
 
 from tests.fakes.fake_hello import hello_of
+from tests.fakes.fake_line import Line, common
 from tests.fakes.fake_owners import BYTES_PER_CELL, held
 from tests.fakes.fake_probs import Contents
 from tests.fakes.fake_records import Ask, EngineFaultError, Facts, Seq, Slot, news
 from tests.fakes.fake_room import make_room
 from tests.fakes.toy_tokens import N_VOCAB, ToyTokenizer
-
-
-def common(left: list[int], right: list[int]) -> int:
-    """Longest common prefix, the slow and plain way."""
-    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
 class FakeEngine:
@@ -70,11 +66,10 @@ class FakeEngine:
         self.expendable: list[str] = []
         self.slots = [Slot(i) for i in range(self.n_slots)]
         self._cells = itertools.count(1)
-        self._promised: Counter[int] = Counter()
         self._tasks = itertools.count(1)
         self.ring: deque[tuple[int, str, dict]] = deque(maxlen=4096)
         self._event = itertools.count(1)
-        self._line: list[tuple[Ask, asyncio.Future[Slot]]] = []
+        self._line = Line(self.slots)
         self.event_made = asyncio.Event()
         self.listeners_stop = False
 
@@ -315,19 +310,6 @@ class FakeEngine:
 
     # -- requests ---------------------------------------------------------------------------------------------------------
 
-    def _choose(self, ask: Ask) -> Slot | None:
-        promised = {slot for slot, n in self._promised.items() if n}
-        idle = [slot for slot in self.slots if slot.state == "idle" and (slot.slot not in promised or slot.slot == ask.id_slot)]
-        if ask.id_slot is not None:
-            return next((slot for slot in idle if slot.slot == ask.id_slot), None)
-        if not idle:
-            return None
-        mine = [slot for slot in idle if ask.session and slot.session == ask.session]
-        if mine:
-            return mine[0]
-        plain = [slot for slot in idle if not slot.session and not slot.n_shared]
-        return max(plain or idle, key=lambda slot: (common(slot.tokens, ask.tokens), -slot.used_at))
-
     def _start(self, slot: Slot, ask: Ask) -> Facts:
         limit = len(ask.tokens) - 1
         own = min(common(slot.tokens, ask.tokens), limit) if ask.cache_prompt else 0
@@ -353,41 +335,13 @@ class FakeEngine:
         slot.totals["n_cached"] += cached
         return Facts(slot.slot, len(ask.tokens), cached, shared, miss, self.kv.candidates(slot.cells, ask.n_probs))
 
-    async def _free_slot(self, ask: Ask) -> Slot:
-        """First come, first served; but a slot that was asked for by its number goes to who asked, before all others."""
-        turn: asyncio.Future[Slot] = asyncio.get_running_loop().create_future()
-        self._line.append((ask, turn))
-        if ask.id_slot is not None:
-            self._promised[ask.id_slot] += 1
-        try:
-            self._serve_line()
-            return await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                turn.result().state = "idle"
-            raise
-        finally:
-            if ask.id_slot is not None:
-                self._promised[ask.id_slot] -= 1
-            self._line = [waiting for waiting in self._line if waiting[1] is not turn]
-            self._serve_line()
-
-    def _serve_line(self) -> None:
-        """Give what is idle to those who wait, in their order."""
-        for ask, turn in self._line:
-            if not any(slot.state == "idle" for slot in self.slots):
-                return
-            if not turn.done() and (slot := self._choose(ask)) is not None:
-                slot.state = "prefill"
-                turn.set_result(slot)
-
     async def run(self, ask: Ask) -> AsyncIterator[Facts | int | str]:
         """One task: its facts, then its tokens, then the reason of its end. Closing it cancels."""
         slot: Slot | None = None
         facts: Facts | None = None
         reason, posted_us = "cancelled", self.t_us
         try:
-            slot = await self._free_slot(ask)
+            slot = await self._line.slot_for(ask)
             slot.state, slot.req, slot.session, slot.task = "prefill", ask.req, ask.session, next(self._tasks)
             ask.task, ask.us_queued, launched_us = slot.task, self.t_us - posted_us, self.t_us
             slot.cancel = asyncio.Event()
@@ -426,4 +380,4 @@ class FakeEngine:
                 slot.rest()
                 self.emit("finished", ask, slot.slot, facts, **made)
                 self.emit("released", ask, slot.slot, facts, **made)
-            self._serve_line()
+            self._line.serve()

@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.fakes.fake_engine import FakeEngine, common
+from tests.fakes.fake_engine import FakeEngine
+from tests.fakes.fake_line import common
 from tests.fakes.fake_records import EngineFaultError, Seq
 
 MAGIC = b"FAKESEQ\n"

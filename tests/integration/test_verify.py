@@ -2,58 +2,15 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
-import httpx
 import pytest
 
 from polykv_proxy.api.context import Keys
-from polykv_proxy.core.sessions import is_own
 from tests.fakes.fake_engine import FakeEngine
 from tests.fakes.fake_records import EngineFaultError
-from tests.integration.rig import Rig, listening, rig, served
-
-BASE = list(range(100, 140))
-CHILD = [*BASE, *range(200, 210)]
-
-
-async def verify(proxy: Rig, pool: object, **body: object) -> dict:
-    reply = await proxy.api.post(f"/polykv/pools/{pool}/verify", json=body)
-    assert reply.status_code == 200, reply.text
-    assert not [slot for slot in proxy.engine.slots if is_own(slot.session)]
-    return reply.json()
-
-
-async def family(proxy: Rig) -> None:
-    """1 of 40 tokens; 2 below it of 50; 3 below 2 of 52; 4 below 1, leaving it at 30; 5 alone."""
-    await proxy.pool(tokens=BASE)
-    for parent, tokens in ((1, CHILD), (2, [*CHILD, 7, 8]), (1, [*BASE[:30], 9, 9])):
-        assert (await proxy.api.post(f"/polykv/pools/{parent}/fork", json={"tokens": tokens})).status_code == 201
-    await proxy.pool(tokens=[5, 6, 7])
-
-
-def seq_of(proxy: Rig, pool: int) -> str:
-    found = proxy.runtime.hub.ledger.tree.get(pool)
-    assert found is not None
-    return str(found.seq)
-
-
-def corrupt(proxy: Rig, pool: int, position: int) -> None:
-    """Other KV lies in that cell of the pool, for all who share it."""
-    seq = proxy.engine.seq(seq_of(proxy, pool))
-    assert seq is not None
-    proxy.engine.kv.corrupt(seq.cells[position])
-
-
-async def shown(proxy: Rig, pool: object) -> dict:
-    return (await proxy.api.get(f"/polykv/pools/{pool}")).json()
-
-
-async def use(proxy: Rig, pool: int, prompt: list[int], **body: object) -> httpx.Response:
-    reply = await proxy.call("/completion", {"prompt": prompt, "pool_id": pool, "n_predict": 1, **body})
-    assert reply.status_code == 200, reply.text
-    return reply
+from tests.integration.rig import Rig, rig, served
+from tests.integration.verify_rig import BASE, CHILD, corrupt, family, seq_of, shown, use, verify
 
 
 @pytest.fixture
@@ -349,75 +306,3 @@ async def test_it_wants_the_admin_key(tmp_path: Path) -> None:
         assert (await proxy.api.post("/polykv/pools", json={"tokens": BASE}, headers=user)).status_code == 201
         assert (await proxy.api.post("/polykv/pools/1/verify", headers=user)).status_code == 403
         assert (await proxy.api.post("/polykv/pools/1/verify", headers=boss)).json()["verdict"] == "ok"
-
-
-async def test_two_at_once_are_one(proxy: Rig) -> None:
-    """The second caller gets the answer of the first one's work; two pools are looked at one after the other."""
-    proxy.engine.computed = 0
-    one, two, other = await asyncio.gather(verify(proxy, 2), verify(proxy, 2), verify(proxy, 5))
-    assert one == two
-    assert (await shown(proxy, 2))["n_verifies"] == 1
-    assert proxy.engine.computed == one["n_tokens_computed"] + other["n_tokens_computed"]
-
-
-@asynccontextmanager
-async def _held(proxy: Rig, n_calls: int) -> AsyncIterator[None]:
-    """Inside, the engine stands still, in the middle of the check's own requests."""
-    calls = len(proxy.server.calls)
-    async with asyncio.timeout(20):
-        while len(proxy.server.calls) < calls + n_calls or all(slot.state == "idle" for slot in proxy.engine.slots):
-            await asyncio.sleep(0)
-    proxy.engine.hold()
-    yield
-    proxy.engine.go()
-
-
-@pytest.mark.parametrize("n_calls", [1, 10, 40])
-async def test_a_caller_that_leaves_ends_the_work_and_nothing_is_left(proxy: Rig, tmp_path: Path, n_calls: int) -> None:
-    """In whatever part of it: no session, no cell, no book; the next check is not hindered."""
-    used = proxy.engine.used_cells()
-    async with listening(proxy.app, tmp_path / "public.sock") as transport:
-        client = httpx.AsyncClient(transport=transport, base_url="http://proxy", timeout=30)
-        asking = asyncio.ensure_future(client.post("/polykv/pools/2/verify", json={"n_positions": 40}))
-        async with _held(proxy, n_calls):
-            asking.cancel()
-            await client.aclose()
-        async with asyncio.timeout(20):
-            while any(slot.state != "idle" or is_own(slot.session) for slot in proxy.engine.slots):
-                await asyncio.sleep(0.005)
-        await proxy.runtime.hub.settle()
-    assert proxy.engine.used_cells() == used
-    assert (await shown(proxy, 2))["n_verifies"] == 0
-    assert (await verify(proxy, 2))["verdict"] == "ok"
-
-
-async def test_a_caller_that_leaves_does_not_stop_the_replacement(proxy: Rig, tmp_path: Path) -> None:
-    """What was found wrong is made anew although nobody waits for the verdict, which stands in the record."""
-    corrupt(proxy, 2, 45)
-    tree = proxy.runtime.hub.ledger.tree
-    async with listening(proxy.app, tmp_path / "public.sock") as transport:
-        client = httpx.AsyncClient(transport=transport, base_url="http://proxy", timeout=30)
-        asking = asyncio.ensure_future(client.post("/polykv/pools/2/verify"))
-        async with asyncio.timeout(20):
-            while (pool := tree.get(2)) is not None and pool.residency.value != "quarantined":
-                await asyncio.sleep(0)
-        asking.cancel()
-        await client.aclose()
-        async with asyncio.timeout(20):
-            while (await shown(proxy, 2))["n_mismatches"] == 0:
-                await asyncio.sleep(0.005)
-    assert [(await shown(proxy, pool))["residency"] for pool in (2, 3)] == ["resident", "resident"]
-    assert (await verify(proxy, 3))["verdict"] == "ok"
-
-
-async def test_a_caller_that_leaves_does_not_end_another_s_check(proxy: Rig, tmp_path: Path) -> None:
-    """The one who stays gets the verdict."""
-    async with listening(proxy.app, tmp_path / "public.sock") as transport:
-        client = httpx.AsyncClient(transport=transport, base_url="http://proxy", timeout=30)
-        asking = asyncio.ensure_future(client.post("/polykv/pools/2/verify"))
-        async with _held(proxy, 1):
-            staying = asyncio.ensure_future(verify(proxy, 2))
-            await asyncio.sleep(0.02)
-            asking.cancel()
-            await client.aclose()
-        assert (await staying)["verdict"] == "ok"
