@@ -180,13 +180,13 @@ void server_context_impl::polykv_snapshot(int id_task, const polykv_op & op) {
 }
 
 void server_context_impl::polykv_free_seq(int id_task, const polykv_op & op) {
+    const bool freed = polykv_get_hub().release(op.seq); // first: who hears of an error releases it as well
     for (auto & slot : slots) {
         if (slot.is_processing() && slot.task->params.polykv.dst == op.seq) {
             send_error(slot, "the materialisation was cancelled", ERROR_TYPE_INVALID_REQUEST);
             slot.release();
         }
     }
-    const bool freed = polykv_get_hub().release(op.seq);
     if (freed) {
         slots[0].mem.seq_rm(op.seq.seq, -1, -1);
     }
