@@ -6,6 +6,7 @@ Law: times are those of arrivals at a client; only stretches in which all stream
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import count
 from statistics import median
@@ -20,6 +21,13 @@ PROMPTS = (32, 64, 128)
 ROUNDS = 3
 SHORT, LONG = 16, 400
 """Tokens of context; the longer one is in a pool, so that it costs the probe nothing."""
+
+
+class NeverTogetherError(RuntimeError):
+    """No moment in which all streams decoded."""
+
+    def __init__(self) -> None:
+        super().__init__("the streams of a probe never ran side by side; give it more --probe-s")
 
 
 @dataclass
@@ -52,9 +60,11 @@ class Prober:
 
     def _together(self, n: int, n_context: int) -> Sample:
         n_answer = max(16, round(self.seconds * self.solo_tps / n / ROUNDS))
-        with ThreadPoolExecutor(n) as threads:
-            step_s, n_tokens = self._decoded(list(threads.map(lambda _: self._stream(n_context, n_answer), range(n))))
-        return Sample(step_s, n, n * (n_context + 8 + n_tokens / n / 2))
+        for n_longer in (n_answer, 2 * n_answer, 4 * n_answer):
+            with ThreadPoolExecutor(n) as threads, suppress(NeverTogetherError):
+                step_s, n_tokens = self._decoded(list(threads.map(self._stream, [n_context] * n, [n_longer] * n)))
+                return Sample(step_s, n, n * (n_context + 8 + n_tokens / n / 2))
+        raise NeverTogetherError
 
     def _prompt(self, n: int) -> Sample:
         """By the engine's own clock."""
@@ -76,6 +86,6 @@ class Prober:
         times = [[done.began + at for at in done.arrivals[:-1]] for done in streams]  # the last one only says that it is over
         begin, end = max(line[0] for line in times), min(line[-1] for line in times)
         if end <= begin:
-            raise RuntimeError("the streams of a probe never ran side by side; give it more --probe-s")
+            raise NeverTogetherError
         n_tokens = sum(begin < at <= end for line in times for at in line)
         return (end - begin) * len(times) / n_tokens, n_tokens

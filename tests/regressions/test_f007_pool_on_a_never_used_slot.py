@@ -33,8 +33,9 @@ def test_the_whole_pool_is_shared_on_a_slot_without_history(engine_path: Path, t
         assert sorted(launched(proxy)) == [0, 1], "making the pool borrowed one slot"
         before = launched(proxy)
         assert ask(proxy, [*POOL, 11], pool_id="p", session_id="a") == (100, 100)
-        first = proxy.get("/polykv/sessions/a")["slot"]
         assert ask(proxy, [*POOL, 13], pool_id="p", session_id="c") == (100, 100)
+        proxy.settled()
+        first = proxy.get("/polykv/sessions/a")["slot"]
         second = proxy.get("/polykv/sessions/c")["slot"]
         assert {first, second} == {0, 1}
         assert 0 in (before[first], before[second])
