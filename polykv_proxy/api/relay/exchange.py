@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 _COMPLETE, _ENGINE_ERROR = Ending.COMPLETE, Ending.ENGINE_ERROR
+_SMALL = 4096
 _REPEATABLE = frozenset({b"GET", b"HEAD", b"OPTIONS"})
 
 
@@ -88,7 +89,7 @@ class Exchange:
         self._gated = gated and self.relay.gate is not None
         self._counted = counted
         self._refuse = refuse
-        self._parts: list[bytes] = []
+        self._parts: list[bytes | bytearray] = []
         self.answer = Answer(client.transport.write, method, target, http10=http10, request_id=request_id)
 
     # the client's side
@@ -124,13 +125,24 @@ class Exchange:
         if self._upstream is not None:
             self._upstream.write(heads.chunk(data) if self.framing.chunked else data)
             return
-        self._parts.append(data)
+        if self._parts and len(data) < _SMALL:
+            self._keep_small(data)
+        else:
+            self._parts.append(data)
         self._n_kept += len(data)
         if not self._gated:
             if self._n_kept >= self.relay.limits.buffered:
                 self.client.hold_reading()
         elif self._n_kept > self.relay.limits.scanned_body:
             self._too_large()
+
+    def _keep_small(self, data: bytes) -> None:
+        """A client may cut its body into chunks of a byte: each by itself would cost many times its size."""
+        last = self._parts[-1]
+        if isinstance(last, bytearray):
+            last += data
+        else:
+            self._parts.append(bytearray(data))
 
     def feed_end(self) -> None:
         """The request is complete."""

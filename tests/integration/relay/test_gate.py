@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import threading
 from collections.abc import Sequence
 
@@ -204,6 +205,20 @@ def test_a_body_beyond_the_limit_is_a_413_that_the_client_can_read(chunked: bool
         assert b"100000" in got.body
         assert stub.requests == []
         assert gate.asked == []
+
+
+def test_a_body_in_tiny_chunks_is_kept_at_about_its_size() -> None:
+    """However a client cuts what must be read whole: the cost of keeping it is that of its bytes, and it arrives as it was."""
+    n = 100_000
+    gate = Gate()
+    with Stub(lambda _: reply()) as stub, RelayRig(EngineAddress(port=stub.port), gate=gate) as rig, rig.connect() as client:
+        client.send(b"POST " + CHAT + b" HTTP/1.1\r\nHost: t\r\nTransfer-Encoding: chunked\r\n\r\n" + b"2\r\nab\r\n" * n)
+        while not (kept := rig.on_loop(lambda: [list(one._parts) for one in rig.relay.running])) or sum(map(len, kept[0])) < 2 * n:
+            rig.turn()
+        assert sum(map(sys.getsizeof, kept[0])) < 4 * n
+        client.send(chunk(b"c" * 5000) + chunk(b"d") + chunk(b"e") + END)
+        assert client.reply().status == 200
+        assert gate.asked[0].body == stub.requests[0].body == b"ab" * n + b"c" * 5000 + b"de"
 
 
 def test_an_engine_that_dies_ends_the_plan() -> None:
