@@ -24,6 +24,9 @@ N_JUDGED = 10
 """Candidates of either side that are compared. The rest is mostly rounding."""
 LEAST = 0.2
 """Least tolerance, in log-prob units. Measured: docs/pools.md, "Trust"."""
+LEAST_QUANTISED = 1.0
+"""The same on quantised weights. Two computations of a short prefix can agree to the bit while the pool's cells, which lie
+elsewhere, round differently; so the floor alone says nothing there."""
 FACTOR = 3.0
 """Tolerance in floors."""
 UNLIKE = 100.0
@@ -130,13 +133,14 @@ class Judgement:
         return min((position for position, off in self.distances.items() if off > self.tolerance), default=None)
 
 
-def judge(pooled: Mapping[int, LogProbs], references: Sequence[Mapping[int, LogProbs]]) -> Judgement:
+def judge(pooled: Mapping[int, LogProbs], references: Sequence[Mapping[int, LogProbs]], *, quantised: bool = False) -> Judgement:
     """What the pool's answers say beside one or two computations without it.
 
-    With two, a position is as far off as from the nearer one, and the floor is how far they are from one another.
+    With two, a position is as far off as from the nearer one, and the floor is how far they are from one another. `quantised`: the
+    model's weights are, and rounding is amplified.
     """
     distances = {position: min(distance(found, one[position]) for one in references) for position, found in pooled.items()}
     floor = 0.0
     if len(references) > 1:
         floor = max((distance(references[0][position], references[1][position]) for position in pooled), default=0.0)
-    return Judgement(distances, max(LEAST, FACTOR * floor))
+    return Judgement(distances, max(LEAST_QUANTISED if quantised else LEAST, FACTOR * floor))

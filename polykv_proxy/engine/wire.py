@@ -14,6 +14,7 @@ from polykv_proxy.core.sessions import is_own
 from polykv_proxy.core.vault import KvPrices
 
 PROTOCOL_MAJOR = 1
+_WHOLE_BITS = 15.5
 
 
 class Wire(BaseModel):
@@ -43,6 +44,11 @@ class ModelFacts(Wire):
     recurrent: bool = False
     hybrid: bool = False
     multimodal: bool = False
+
+    @property
+    def quantised(self) -> bool:
+        """Less than 16 bits a weight. What does not tell its size is taken for whole."""
+        return 0 < 8 * self.size_bytes < _WHOLE_BITS * self.n_params
 
 
 class KvFacts(Wire):

@@ -22,7 +22,9 @@ class Look:
         self._pool = pool
         self.seq = seq
         self._positions = positions
-        self._exact = hub.require_engine().prefix_sharing == "any"
+        engine = hub.require_engine()
+        self._exact = engine.prefix_sharing == "any"
+        self._quantised = engine.model.quantised
         prompt = long_prompt(pool.tokens)
         self.sampler = Sampler(hub, room, prompt, pool.prefix_len, exact=self._exact)
         self._references: list[Mapping[int, LogProbs]] = []
@@ -58,7 +60,7 @@ class Look:
         return held.size == self._pool.tokens.size and bool((held == self._pool.tokens).all())
 
     def _judged(self, pooled: Mapping[int, LogProbs]) -> str | None:
-        self.judgement = judged = judge(pooled, self._references)
+        self.judgement = judged = judge(pooled, self._references, quantised=self._quantised)
         if judged.first_bad is None:
             return None
         far = f"log-probs differ by {judged.max_abs_diff:.3g}, tolerance {judged.tolerance:.3g}"

@@ -251,6 +251,16 @@ async def test_pools_of_quantised_kv(engine_path: Path, tmp_path: Path) -> None:
         assert (await proxy.verify(pool))["verdict"] == "mismatch"
 
 
+async def test_a_short_pool_of_a_quantised_model_beside_long_sessions(smollm2: Path, engine_path: Path) -> None:
+    """Cells of a long session between the pool's and a request's change the rounding, and two computations do not show it."""
+    async with side(engine_path, smollm2, "-t", 2) as proxy:
+        ids = proxy.engine.http.post("/tokenize", json={"content": Path(__file__).read_text()}).json()["tokens"]
+        pool = await proxy.pool(ids[:24])
+        await proxy.ask(ids[24:924], **{"x-polykv-req": "7", "x-polykv-session": "7"})
+        found = await proxy.verify(pool)
+        assert (found["verdict"], found["reason"]) == ("ok", None)
+
+
 async def test_a_quantised_model_has_a_floor_of_its_own(smollm2: Path, engine_path: Path, tmp_path: Path) -> None:
     """SmolLM2 (Q4_1): its rounding is many times that of the tiny models and no mismatch; the cells of another prompt are one."""
     async with side(engine_path, smollm2, "-t", 2) as proxy:

@@ -11,6 +11,7 @@ from polykv_proxy.core.prefix import as_tokens
 from polykv_proxy.core.verification import (
     FACTOR,
     LEAST,
+    LEAST_QUANTISED,
     N_TAIL,
     UNLIKE,
     Step,
@@ -118,3 +119,13 @@ def test_a_pool_is_as_far_off_as_from_the_nearer_reference() -> None:
     assert both.tolerance == pytest.approx(FACTOR * 0.2)
     assert both.first_bad is None
     assert judge({5: {1: -2.5}, 9: {1: -7.0}}, [one, two]).first_bad == 5
+
+
+def test_two_computations_that_agree_are_no_proof_on_quantised_weights() -> None:
+    """There the floor of two that agree to the bit is none: half a log-prob is rounding, more than one is not."""
+    one = {5: {1: -1.0}}
+    near = judge({5: {1: -1.5}}, [one, one], quantised=True)
+    assert (near.first_bad, near.tolerance) == (None, LEAST_QUANTISED)
+    assert judge({5: {1: -1.5}}, [one, one]).first_bad == 5
+    assert judge({5: {1: -2.5}}, [one, one], quantised=True).first_bad == 5
+    assert judge(one, [one, {5: {1: -1.5}}], quantised=True).tolerance == pytest.approx(FACTOR * 0.5)
