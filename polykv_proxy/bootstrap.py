@@ -62,24 +62,23 @@ Engine: TypeAlias = Supervisor | EngineWatcher
 
 def run(settings: Settings) -> int:
     """Serve until told to stop; the exit code. Raises SettingsError before anything was started."""
-    logs.set_up(settings.log_level, settings.log_format)
+    spoken = logs.set_up(settings.log_level, settings.log_format)
     prepared = prepare(settings)
     for note in prepared.notes:
         _log.warning("%s", note)
     try:
-        return uvloop.run(Proxy(prepared).serve())
+        return uvloop.run(Proxy(prepared, Console(file=spoken, highlight=False, soft_wrap=True)).serve())
     finally:
         prepared.close()
 
 
 class Proxy:
-    """One running proxy."""
+    """One running proxy. `console` is where it speaks to people."""
 
-    def __init__(self, prepared: Prepared) -> None:
+    def __init__(self, prepared: Prepared, console: Console) -> None:
         self._prepared = prepared
         self._settings = prepared.settings
         self._engine: Engine = self._make_engine()
-        console = Console(file=logs.LogLines(_log), soft_wrap=True) if self._settings.log_format == "json" else None
         self._view = StartupView(lambda: self._engine.status, self._engine.output.tail, console)
         self._pool = UpstreamPool()
         limits = RelayLimits(

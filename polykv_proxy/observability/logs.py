@@ -26,12 +26,13 @@ _OTHERS = ("httpx", "httpcore", "httpx2", "httpcore2", "asyncio", "uvicorn.error
 """Libraries that would say at every call what we say where it matters, headers and bodies included."""
 
 
-def set_up(level: str, form: LogFormat) -> None:
-    """Once, for this process."""
-    formatter = JsonLines() if form == "json" else TextLines()
-    logging.basicConfig(level=level.upper(), handlers=[Aside(sys.stderr, formatter)], force=True)
+def set_up(level: str, form: LogFormat) -> TextIO:
+    """Once, for this process. What is printed for people goes to the stream that this gives: it never waits and never fails."""
+    aside = Aside(sys.stderr, JsonLines() if form == "json" else TextLines())
+    logging.basicConfig(level=level.upper(), handlers=[aside], force=True)
     for name in _OTHERS:
         logging.getLogger(name).setLevel(logging.WARNING)
+    return LogLines(logging.getLogger("polykv")) if form == "json" else Beside(aside, sys.stderr)
 
 
 def say(log: logging.Logger, event: str, fields: Mapping[str, object]) -> None:
@@ -59,8 +60,12 @@ class Aside(QueueHandler):
 
     def enqueue(self, record: str) -> None:  # type: ignore[override] # what prepare makes
         """Never waits."""
+        self.pass_on(record + "\n")
+
+    def pass_on(self, text: str) -> None:
+        """Have it written as it is. Never waits."""
         try:
-            self._lines.put_nowait(record)
+            self._lines.put_nowait(text)
         except queue.Full:
             self._n_dropped += 1
 
@@ -73,16 +78,17 @@ class Aside(QueueHandler):
 
     def _write(self) -> None:
         n_told = 0
-        while (line := self._lines.get()) is not None:
-            self._put(line)
+        while (text := self._lines.get()) is not None:
+            self._put(text)
             if (n_dropped := self._n_dropped) > n_told:
                 what = "%d lines of this log are missing: they were not read in time"
-                self._put(self.format(logging.LogRecord("polykv", logging.WARNING, "", 0, what, (n_dropped - n_told,), None)))
+                told = logging.LogRecord("polykv", logging.WARNING, "", 0, what, (n_dropped - n_told,), None)
+                self._put(self.format(told) + "\n")
                 n_told = n_dropped
 
-    def _put(self, line: str) -> None:
+    def _put(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError):  # nobody reads any more
-            self._stream.write(line + "\n")
+            self._stream.write(text)
             self._stream.flush()
 
 
@@ -127,6 +133,28 @@ class LogLines(io.TextIOBase, TextIO):
         *lines, self._rest = (self._rest + text).split("\n")
         for line in filter(None, map(str.strip, lines)):
             self._log.info("%s", line)
+        return len(text)
+
+
+class Beside(io.TextIOBase, TextIO):
+    """The stream of a log for what is no event of it: written between its lines, as it is, by the same thread."""
+
+    def __init__(self, aside: Aside, stream: TextIO) -> None:
+        self._aside = aside
+        self._stream = stream
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """The stream's."""
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        """Is the stream a terminal?"""
+        return self._stream.isatty()
+
+    def write(self, text: str) -> int:
+        """Never waits, never fails."""
+        self._aside.pass_on(text)
         return len(text)
 
 

@@ -1,6 +1,6 @@
 """What a person sees while the model loads, and once it is there.
 
-Law: writes to standard error; on a terminal one moving line, elsewhere a line now and then.
+Law: speaks on the console that it is given; on a terminal one moving line, elsewhere a line now and then.
 """
 
 from __future__ import annotations
@@ -36,13 +36,11 @@ class EngineFacts:
 class StartupView:
     """Shows progress until `ready` or `failed` is called. `doing`, once set, says how far it is in place of the engine's state."""
 
-    def __init__(
-        self, status: Callable[[], EngineStatus], tail: Callable[[int], list[str]], console: Console | None = None
-    ) -> None:
+    def __init__(self, status: Callable[[], EngineStatus], tail: Callable[[int], list[str]], console: Console) -> None:
         self._status = status
         self._tail = tail
         self.doing: Callable[[], str] | None = None
-        self._console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = console
 
     async def progress(self) -> None:
         """Show progress for ever; cancel it when the start is decided."""

@@ -29,9 +29,11 @@ def _script(seen: Seen) -> Script:
 
 
 class Proxy:
-    def __init__(self, stub: Stub, folder: Path, grace_s: float, program: Sequence[str] = ("-m", "polykv_proxy.cli")) -> None:
-        command = [sys.executable, *program, "--engine-url", f"http://127.0.0.1:{stub.port}", "--port", "0"]
-        command += ["--drain-grace-s", str(grace_s), "--state-dir", str(folder)]
+    def __init__(
+        self, stub: Stub, folder: Path, grace_s: float, *more: str, program: Sequence[str] = ("-m", "polykv_proxy.cli")
+    ) -> None:
+        command = [*program, "--engine-url", f"http://127.0.0.1:{stub.port}", "--port", "0"]
+        command = [sys.executable, *command, "--drain-grace-s", str(grace_s), "--state-dir", str(folder), *more]
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         assert self.process.stderr is not None
         for line in self.process.stderr:
@@ -94,10 +96,29 @@ def test_a_second_signal_ends_everything_at_once(stub: Stub, tmp_path: Path) -> 
     assert proxy.code() == 130
 
 
+@pytest.mark.parametrize("gone", [True, False])
+def test_a_log_that_nobody_reads_delays_no_stop(gone: bool, stub: Stub, tmp_path: Path) -> None:
+    """Whoever read standard error has left, or holds still and the pipe is full: what runs has its grace all the same."""
+    proxy = Proxy(stub, tmp_path, 600.0, "--access-log")
+    assert proxy.process.stderr is not None
+    with Client(proxy.port) as client:
+        if gone:
+            proxy.process.stderr.close()
+        for _ in range(1000):
+            client.send(request(b"GET", b"/slots?" + b"x" * 200))
+            assert client.reply().status == 200
+        client.send(CHAT)
+        client.until(b"data: 1\n\n")
+        proxy.signal()
+        assert b"data: 2\n\n" in client.until(b"0\r\n\r\n")
+    assert proxy.process.wait(60) == 0
+    proxy.process.stderr.close()
+
+
 def test_what_the_start_has_made_is_never_looked_at_by_the_garbage_collector_again(stub: Stub, tmp_path: Path) -> None:
     """Modules and routes, 83,000 objects: a collection of them all took 50 ms, in which no byte moved."""
     tells = "import atexit, gc, sys; atexit.register(lambda: print(gc.get_freeze_count(), file=sys.stderr))"
-    proxy = Proxy(stub, tmp_path, 1.0, ["-c", f"{tells}; from polykv_proxy.cli import main; main()"])
+    proxy = Proxy(stub, tmp_path, 1.0, program=["-c", f"{tells}; from polykv_proxy.cli import main; main()"])
     proxy.signal()
     assert proxy.process.stderr is not None
     assert int(proxy.process.stderr.read().split()[-1]) > 50_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -10,7 +11,7 @@ import os
 import pytest
 
 from polykv_proxy.core.request_ids import request_id_of, shown
-from polykv_proxy.observability.logs import REQUEST_ID, Aside, JsonLines, LogLines, TextLines, say
+from polykv_proxy.observability.logs import REQUEST_ID, Aside, Beside, JsonLines, LogLines, TextLines, say
 
 
 def _logged(formatter: logging.Formatter, call: object) -> str:
@@ -94,6 +95,28 @@ def test_a_log_that_nobody_reads_holds_up_nobody() -> None:
                     n_there += 1
             handler.close()
     assert n_missing > 500
+
+
+def test_what_is_printed_beside_a_log_stands_between_its_lines() -> None:
+    """As it is, in order, in the stream's encoding; a stream that cannot be written to is no failure of the speaker's."""
+    out = io.TextIOWrapper(io.BytesIO(), encoding="latin-1")
+    handler = Aside(out, logging.Formatter("%(message)s"))
+    log, beside = logging.Logger("polykv.test"), Beside(handler, out)
+    log.addHandler(handler)
+    log.warning("a")
+    print("b\nc", file=beside, flush=True)
+    beside.write("\x1b[2K")
+    log.warning("d")
+    assert (beside.encoding, beside.isatty()) == ("latin-1", False)
+    handler.close()
+    out.seek(0)
+    assert out.read() == "a\nb\nc\n\x1b[2Kd\n"
+    read, write = os.pipe()
+    os.close(read)
+    with contextlib.suppress(BrokenPipeError), os.fdopen(write, "w") as broken:
+        handler = Aside(broken, logging.Formatter("%(message)s"))
+        print("e", file=Beside(handler, broken), flush=True)
+        handler.close()
 
 
 def test_what_was_said_last_is_still_written() -> None:
