@@ -273,8 +273,11 @@ class Proxy:
             await asyncio.to_thread(self._traces.close)
 
     def _listen_to_signals(self, runtime: Runtime) -> None:
+        loop = asyncio.get_running_loop()
         for signum in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(signum, self._signalled, runtime)
+            loop.add_signal_handler(signum, self._signalled, runtime)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has said that it goes on
+            loop.add_signal_handler(signal.SIGHUP, self._stop.set)  # shell and kernel may both send it: no second signal
 
     def _signalled(self, runtime: Runtime) -> None:
         if self._stop.is_set():

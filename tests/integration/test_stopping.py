@@ -64,7 +64,7 @@ def _refused(port: int) -> bool:
         return client.reply().status == 503
 
 
-@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_short_work_finishes_and_long_work_gets_an_error_event(stub: Stub, tmp_path: Path, signum: int) -> None:
     """New work is refused at once, a stream within the grace completes, one beyond it ends with an error event; exit code 0."""
     proxy = Proxy(stub, tmp_path, 4.0)
@@ -94,6 +94,33 @@ def test_a_second_signal_ends_everything_at_once(stub: Stub, tmp_path: Path) -> 
         proxy.signal()
         assert b'"code":"draining"' in client.rest()
     assert proxy.code() == 130
+
+
+def test_a_terminal_that_closes_is_no_second_signal(stub: Stub, tmp_path: Path) -> None:
+    """Shell and kernel both tell of it; what runs has its grace all the same."""
+    proxy = Proxy(stub, tmp_path, 600.0)
+    with Client(proxy.port) as client:
+        client.send(CHAT)
+        client.until(b"data: 1\n\n")
+        proxy.signal(signal.SIGHUP)
+        while not _refused(proxy.port):
+            pass
+        proxy.signal(signal.SIGHUP)
+        assert b"data: 2\n\n" in client.until(b"0\r\n\r\n")
+    assert proxy.code() == 0
+
+
+def test_who_was_told_to_outlive_the_terminal_does(stub: Stub, tmp_path: Path) -> None:
+    """`nohup` has the hang-up ignored: it stays so."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        proxy = Proxy(stub, tmp_path, 1.0)
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    proxy.signal(signal.SIGHUP)
+    assert not any(_refused(proxy.port) for _ in range(20))
+    proxy.signal()
+    assert proxy.code() == 0
 
 
 @pytest.mark.parametrize("gone", [True, False])
