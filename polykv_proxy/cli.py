@@ -20,6 +20,8 @@ from polykv_proxy.settings import Settings, default_text, flag, load_settings
 
 _ENGINE_ARGS = "polykv.engine_args"
 EXIT_SETTINGS = 2
+_UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings click along, or not, as its versions please
+_OF_THE_ENGINE = " An option of the engine goes behind a bare --, as in: polykv-proxy -m MODEL.gguf -- -c 8192"
 
 
 class _Group(TyperGroup):
@@ -29,7 +31,12 @@ class _Group(TyperGroup):
         if "--" in args:
             at = args.index("--")
             args, ctx.meta[_ENGINE_ARGS] = args[:at], tuple(args[at + 1 :])
-        return super().parse_args(ctx, args)
+        try:
+            return super().parse_args(ctx, args)
+        except _UsageError as error:
+            if getattr(error, "possibilities", True) in (None, [], ()):  # no such option, and none that is spelt nearly so
+                error.message += _OF_THE_ENGINE  # type: ignore[attr-defined]
+            raise
 
 
 app = typer.Typer(

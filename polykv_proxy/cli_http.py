@@ -16,6 +16,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from polykv_proxy.ui.paper import paper
+from polykv_proxy.ui.top.remote import key_hint
 
 DEFAULT_PORT = 8080
 EXIT_FAILED = 1
@@ -36,9 +37,12 @@ _TEXTS = frozenset({"session", "state"})
 
 
 def where(url: str | None, port: int) -> str:
-    """1. `--url` or POLYKV_URL, a scheme left out is http. 2. This machine, at `--port` or POLYKV_PORT."""
+    """1. `--url` or POLYKV_URL: a scheme left out is http, and the /v1 of a base URL for clients is left out. 2. This machine, at
+    `--port` or POLYKV_PORT.
+    """
     if url is None:
         return f"http://127.0.0.1:{port}"
+    url = url.rstrip("/").removesuffix("/v1")
     return url if "://" in url else f"http://{url}"
 
 
@@ -72,7 +76,8 @@ def call(
         error_object = facts.get("error") if isinstance(facts, dict) else None
         message = error_object.get("message") if isinstance(error_object, dict) else reply.text
         option = (options or {}).get(str(error_object.get("param"))) if isinstance(error_object, dict) else None
-        hint = "; give --api-key" if reply.status_code == httpx.codes.UNAUTHORIZED else f" ({option})" if option else ""
+        refused = reply.status_code == httpx.codes.UNAUTHORIZED
+        hint = key_hint(given=key is not None) if refused else f" ({option})" if option else ""
         fail(f"{url}{path} answered {reply.status_code}: {message}{hint}")
     return facts
 

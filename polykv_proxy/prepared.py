@@ -5,6 +5,7 @@ Law: starts nothing. What is wrong is a SettingsError; a socket and a folder are
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 import socket
@@ -155,9 +156,9 @@ def _bind(settings: Settings) -> socket.socket:
     try:
         return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
     except OSError as error:
-        raise SettingsError(
-            f"--host {settings.host} --port {settings.port}: {error.strerror}; choose another --port, or 0 for a free one"
-        ) from error
+        of_the_port = error.errno in {errno.EADDRINUSE, errno.EACCES}
+        other = "choose another --port, or 0 for a free one" if of_the_port else "give an address of this machine as --host"
+        raise SettingsError(f"--host {settings.host} --port {settings.port}: {error.strerror}; {other}") from error
 
 
 def _keys(settings: Settings, env: Mapping[str, str]) -> Keys:

@@ -21,6 +21,7 @@ from polykv_proxy.errors import SettingsError
 _HELP_S = 30
 _HELP_BYTES = 4 * 1024 * 1024
 _NAMES = ("llamafile", "llama-server")
+_BUILD = "build one with polykv-proxy build-engine, or scripts/build_engine.sh in a checkout"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,10 @@ def find_binary(given: Path | None) -> Path:
         found = shutil.which(name)
         if found:
             return Path(found)
-    raise SettingsError("no engine: give one with --engine ./llamafile, or a running one with --engine-url http://127.0.0.1:PORT")
+    raise SettingsError(
+        f"no engine: there is no ./llamafile, and none on PATH; {_BUILD}, or give one with --engine FILE, or a running one with "
+        "--engine-url http://127.0.0.1:PORT"
+    )
 
 
 def inspect_binary(path: Path) -> EngineBinary:
@@ -54,9 +58,7 @@ def inspect_binary(path: Path) -> EngineBinary:
 
 def _checked(path: Path) -> Path:
     if not path.is_file():
-        raise SettingsError(
-            f"--engine {path}: no such file; build one with polykv-proxy build-engine, or scripts/build_engine.sh in a checkout"
-        )
+        raise SettingsError(f"--engine {path}: no such file; {_BUILD}")
     if not os.access(path, os.X_OK):
         raise SettingsError(f"--engine {path}: not executable; run: chmod +x {path}")
     return path.absolute()

@@ -70,6 +70,14 @@ def test_a_url_without_a_scheme_is_http(capsys: pytest.CaptureFixture[str]) -> N
     assert "nothing answers at http://127.0.0.1:1 (" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("given", ["127.0.0.1:1/v1", "http://127.0.0.1:1/v1/", "http://127.0.0.1:1/"])
+def test_the_base_url_of_clients_is_the_proxys(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Who pastes what the OpenAI client was given is asked about no path that the engine would have to know."""
+    with pytest.raises(typer.Exit):
+        pools(url=given)
+    assert "nothing answers at http://127.0.0.1:1 (" in capsys.readouterr().err
+
+
 async def test_top_prints_once_for_people_and_for_programs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`--once` draws head and tree; `--json` gives the routes' own figures in one object."""
     async with rig(tmp_path) as proxy, relayed(proxy) as (_, client):
@@ -125,6 +133,26 @@ def test_options_of_the_server_before_a_command_are_not_lost_in_silence() -> Non
     done = CliRunner().invoke(app, ["--port", "99", "pools"])
     assert done.exit_code == 2
     assert "--port before pools is for the server" in " ".join(done.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(("key", "hint"), [("", "; give --api-key\n"), ("other", " is none of the proxy's\n")])
+def test_a_wrong_key_is_not_told_to_be_given(key: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was."""
+    refusal = httpx.MockTransport(lambda _: httpx.Response(401, json={"error": {"message": "Invalid API Key"}}))
+    monkeypatch.setattr(cli_http.httpx, "Client", lambda **more: CLIENT(**{**more, "transport": refusal}))
+    done = CliRunner().invoke(app, ["pools"], env={"POLYKV_URL": "", "POLYKV_PORT": "", "POLYKV_API_KEY": key})
+    assert done.exit_code == 1
+    assert done.stderr.endswith(f"answered 401: Invalid API Key{hint}" if not key else hint)
+
+
+@pytest.mark.parametrize(("argument", "hint"), [("-c", True), ("--ctx-size", True), ("--prot", False)])
+def test_an_option_of_the_engine_before_the_dashes_is_told_its_place(argument: str, hint: bool) -> None:
+    """What is spelt nearly as one of ours is asked about instead."""
+    done = CliRunner().invoke(app, ["-m", "model.gguf", argument, "4096"])
+    said = " ".join(done.output.replace("│", " ").split())
+    assert done.exit_code == 2
+    assert ("goes behind a bare --, as in: polykv-proxy -m MODEL.gguf -- -c 8192" in said) is hint
+    assert ("--port" in said) is not hint
 
 
 async def test_speeds_are_a_table_for_people_and_json_for_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

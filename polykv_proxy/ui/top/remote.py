@@ -41,7 +41,7 @@ class Remote:
         try:
             replies = await asyncio.gather(*[self._client.get(path) for path in _ROUTES.values()])
             answers = dict(zip(_ROUTES, replies, strict=True))
-            trouble = _refusal(answers["tree"])
+            trouble = _refusal(answers["tree"], given="authorization" in self._client.headers)
             found = {name: _facts(reply) for name, reply in answers.items()}
         except httpx.HTTPError as error:
             return replace(self._last, trouble=f"nothing answers at {self.url} ({error or type(error).__name__})")
@@ -55,12 +55,17 @@ class Remote:
         await self._client.aclose()
 
 
-def _refusal(reply: httpx.Response) -> str | None:
+def key_hint(*, given: bool) -> str:
+    """What helps after a 401, to be said behind its message."""
+    return "; the key that was given (--api-key, POLYKV_API_KEY) is none of the proxy's" if given else "; give --api-key"
+
+
+def _refusal(reply: httpx.Response, *, given: bool) -> str | None:
     """Why a route gave no facts, in words."""
     if not reply.is_error:
         return None
     message = _error(reply.json()).get("message", f"status {reply.status_code}")
-    return f"{message}; give --api-key" if reply.status_code == httpx.codes.UNAUTHORIZED else str(message)
+    return f"{message}{key_hint(given=given)}" if reply.status_code == httpx.codes.UNAUTHORIZED else str(message)
 
 
 def _facts(reply: httpx.Response) -> Facts:

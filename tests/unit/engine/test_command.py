@@ -85,8 +85,12 @@ def test_a_binary_is_asked_what_it_is(tmp_path: Path) -> None:
     assert inspect_binary(engine).has_model
 
 
-def test_a_missing_or_unrunnable_engine_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_unrunnable_engine_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each says what to do."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(SettingsError, match=r"no engine: .*polykv-proxy build-engine.*--engine FILE"):
+        find_binary(None)
     with pytest.raises(SettingsError, match="no such file"):
         find_binary(tmp_path / "none")
     (tmp_path / "plain").write_text("x")

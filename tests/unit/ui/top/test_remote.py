@@ -27,10 +27,12 @@ async def test_a_look_has_everything_that_the_routes_tell(tmp_path: Path) -> Non
 
 
 async def test_a_missing_key_is_said_with_its_remedy(tmp_path: Path) -> None:
-    """Without the key there is a reason; with it there are pools."""
+    """Without the key there is a reason, with another one another; with it there are pools."""
     async with rig(tmp_path, keys=Keys(frozenset({"secret"}))) as proxy:
         transport = httpx.ASGITransport(proxy.app)
         assert (await Remote("proxy", transport=transport).look()).trouble == "Invalid API Key; give --api-key"
+        trouble = (await Remote("proxy", "other", transport=transport).look()).trouble
+        assert trouble == "Invalid API Key; the key that was given (--api-key, POLYKV_API_KEY) is none of the proxy's"
         assert (await Remote("proxy", "secret", transport=transport).look()).trouble is None
 
 
