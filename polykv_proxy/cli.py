@@ -21,7 +21,7 @@ from polykv_proxy.settings import Settings, default_text, flag, load_settings
 _ENGINE_ARGS = "polykv.engine_args"
 EXIT_SETTINGS = 2
 _UsageError: type[Exception] = typer.BadParameter.__mro__[1]  # typer brings click along, or not, as its versions please
-_OF_THE_ENGINE = " An option of the engine goes behind a bare --, as in: polykv-proxy -m MODEL.gguf -- -c 8192"
+_OF_THE_ENGINE = "; an option of the engine goes behind a bare --, as in: polykv-proxy -m MODEL.gguf -- -c 8192"
 
 
 class _Group(TyperGroup):
