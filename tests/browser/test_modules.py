@@ -217,3 +217,9 @@ async def test_engines_of_the_device_have_ours_first(page: Page) -> None:
         ["m", "2", "67 %", "\N{EN DASH}", "idle"],
         ["process 7", "2", "67 %", "3 %", "active"],
     ]
+
+
+async def test_a_chart_shows_a_minute_at_least(page: Page) -> None:
+    """Also when the first second is all there is, and nothing yet."""
+    script = "return [[], [100], [100, 101], [10, 60, 200]].map(m.span);"
+    assert await run(page, "line_chart", script) == [[-60, 0], [40, 100], [41, 101], [10, 200]]

@@ -12,6 +12,12 @@ const HEIGHT_PX = 190;
 const SHORTEST_S = 60;
 const N_COLOURS = 8;
 
+/** First and last moment to be shown, a minute at least. The chart's own idea of a single one is a scale of years. @param {number[]} times */
+export function span(times) {
+  const last = times.at(-1) ?? 0;
+  return [Math.min(times[0] ?? last, last - SHORTEST_S), last];
+}
+
 export class LineChart {
   #Chart;
   #root;
@@ -68,10 +74,7 @@ export class LineChart {
       focus: { alpha: 0.25 },
       scales: {
         x: {
-          range: (/** @type {any} */ _u, /** @type {number} */ min, /** @type {number} */ max) => [
-            Math.min(min, max - SHORTEST_S),
-            max,
-          ],
+          range: (/** @type {any} */ chart) => span(chart.data[0]),
         },
         y: {
           range: (/** @type {any} */ _u, /** @type {number} */ _min, /** @type {number} */ max) => [
