@@ -89,9 +89,10 @@ class Lifetime:
         """Take the pin away; fine without one. ApiError 409 when it is named as another's."""
         pool = self._living(pool_id)
         if pool.pin is not None and owner is not None and pool.pin.owner != owner:
+            holder = "nobody by name" if pool.pin.owner is None else repr(pool.pin.owner)
             raise ApiError(
                 "pool_pinned",
-                f"pool {pool_id} is pinned by {pool.pin.owner!r}, not by {owner!r}",
+                f"pool {pool_id} is pinned by {holder}, not by {owner!r}; without owner unpin takes any pin away",
                 param="owner",
                 extra={"owner": pool.pin.owner},
             )

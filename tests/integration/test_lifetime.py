@@ -185,7 +185,8 @@ async def test_a_lease_ends_by_itself(tmp_path: Path) -> None:
         assert (await verb(proxy, 1, "pin", lease="none"))[1]["pin_until_ts"] is None
         shown = (await proxy.api.get("/polykv/pools/1")).json()
         assert (shown["pinned"], shown["orphaned_pin"], shown["kept_by"]) == (True, True, "pinned")
-        assert (await verb(proxy, 1, "unpin", owner="eve"))[1]["error"]["owner"] is None
+        error = (await verb(proxy, 1, "unpin", owner="eve"))[1]["error"]
+        assert (error["owner"], error["message"].partition(";")[0]) == (None, "pool 1 is pinned by nobody by name, not by 'eve'")
         assert (await verb(proxy, 1, "unpin"))[1]["pinned"] is False
 
 
