@@ -25,7 +25,7 @@ def hello_of(engine: FakeEngine) -> dict:
             "name": "toy",
             "arch": "toy",
             "n_vocab": N_VOCAB,
-            "size_bytes": 1,
+            "size_bytes": 2,
             "n_params": 1,
         },
         "n_slots": engine.n_slots,

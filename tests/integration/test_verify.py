@@ -129,8 +129,10 @@ async def test_a_running_request_is_not_broken_and_its_slot_is_emptied_after_it(
     """It ends as it would have; the next turn of its session finds nothing of the wrong KV. So it is with idle slots at once."""
     await use(proxy, 2, [*CHILD, 1], session_id="idle")
     await use(proxy, 2, [*CHILD, 2])
-    running = asyncio.ensure_future(use(proxy, 2, [*CHILD, 3], session_id="busy", n_predict=3900))
+    last = Last(proxy.engine)
+    running = asyncio.ensure_future(use(proxy, 2, [*CHILD, 3], session_id="busy", n_predict=200))
     busy = await _generating(proxy)
+    last.stop()
     corrupt(proxy, 2, 45)
     assert (await verify(proxy, 2))["verdict"] == "mismatch"
     held = [slot for slot in proxy.engine.slots if slot is not busy and slot.seq is not None]
@@ -138,6 +140,7 @@ async def test_a_running_request_is_not_broken_and_its_slot_is_emptied_after_it(
     assert busy.state == "generating"
     snapshot = await proxy.api.post("/polykv/pools", json={"from_session": "busy"})
     assert (snapshot.status_code, snapshot.json()["error"]["code"]) == (409, "session_not_resident")
+    last.go_on.set()
     assert (await running).json()["stop_type"] == "limit"
     await proxy.settle()
     proxy.engine.computed = 0
@@ -145,6 +148,26 @@ async def test_a_running_request_is_not_broken_and_its_slot_is_emptied_after_it(
         reply = await use(proxy, 2, [*CHILD, 3, 4], session_id=session)
         assert reply.headers["x-cached-prefix-tokens"] == "50"
     assert not [slot for slot in proxy.engine.slots if slot.seq not in {None, seq_of(proxy, 2)}]
+
+
+class Last:
+    """The request that the fake engine worked on last can be stopped between two tokens while it works on others."""
+
+    def __init__(self, engine: FakeEngine) -> None:
+        self.go_on = asyncio.Event()
+        self._gate, engine.gate = engine.gate, self._pass  # type: ignore[method-assign]
+        self._last: asyncio.Task | None = None
+        self._stopped: asyncio.Task | None = None
+
+    async def _pass(self) -> None:
+        self._last = task = asyncio.current_task()
+        await self._gate()
+        if task is self._stopped:
+            await self.go_on.wait()
+
+    def stop(self) -> None:
+        """Until `go_on` is set."""
+        self._stopped = self._last
 
 
 async def _generating(proxy: Rig) -> object:
