@@ -15,8 +15,7 @@ from tests.integration.verify_rig import BASE, CHILD, corrupt, family, seq_of, s
 
 @pytest.fixture
 async def proxy(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with rig(tmp_path, FakeEngine(max_pools=8)) as made:
-        await family(made)
+    async with family(tmp_path) as made:
         yield made
 
 

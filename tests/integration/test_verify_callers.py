@@ -9,15 +9,13 @@ import httpx
 import pytest
 
 from polykv_proxy.core.sessions import is_own
-from tests.fakes.fake_engine import FakeEngine
-from tests.integration.rig import Rig, listening, rig
+from tests.integration.rig import Rig, listening
 from tests.integration.verify_rig import corrupt, family, shown, verify
 
 
 @pytest.fixture
 async def proxy(tmp_path: Path) -> AsyncIterator[Rig]:
-    async with rig(tmp_path, FakeEngine(max_pools=8)) as made:
-        await family(made)
+    async with family(tmp_path) as made:
         yield made
 
 

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
 import httpx
 
 from polykv_proxy.core.sessions import is_own
-from tests.integration.rig import Rig
+from tests.fakes.fake_engine import FakeEngine
+from tests.integration.rig import Rig, rig
 
 BASE = list(range(100, 140))
 CHILD = [*BASE, *range(200, 210)]
@@ -19,12 +24,15 @@ async def verify(proxy: Rig, pool: object, **body: object) -> dict:
     return reply.json()
 
 
-async def family(proxy: Rig) -> None:
-    """1 of 40 tokens; 2 below it of 50; 3 below 2 of 52; 4 below 1, leaving it at 30; 5 alone."""
-    await proxy.pool(tokens=BASE)
-    for parent, tokens in ((1, CHILD), (2, [*CHILD, 7, 8]), (1, [*BASE[:30], 9, 9])):
-        assert (await proxy.api.post(f"/polykv/pools/{parent}/fork", json={"tokens": tokens})).status_code == 201
-    await proxy.pool(tokens=[5, 6, 7])
+@asynccontextmanager
+async def family(folder: Path) -> AsyncIterator[Rig]:
+    """A rig with pools: 1 of 40 tokens; 2 below it of 50; 3 below 2 of 52; 4 below 1, leaving it at 30; 5 alone."""
+    async with rig(folder, FakeEngine(max_pools=8)) as proxy:
+        await proxy.pool(tokens=BASE)
+        for parent, tokens in ((1, CHILD), (2, [*CHILD, 7, 8]), (1, [*BASE[:30], 9, 9])):
+            assert (await proxy.api.post(f"/polykv/pools/{parent}/fork", json={"tokens": tokens})).status_code == 201
+        await proxy.pool(tokens=[5, 6, 7])
+        yield proxy
 
 
 def seq_of(proxy: Rig, pool: int) -> str:
