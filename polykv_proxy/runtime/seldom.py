@@ -20,16 +20,15 @@ class Seldom:
     def __init__(self, log: logging.Logger, now: Callable[[], float]) -> None:
         self._log = log
         self._now = now
-        self._said_at: dict[Hashable, float] = {}
-        self._unsaid: dict[Hashable, int] = {}
+        self._seen: dict[Hashable, tuple[float, int]] = {}
+        """When one of each kind was said last, and how many have not been since."""
 
     def warning(self, kind: Hashable, text: str) -> None:
         """Say it, unless one of its kind was said within a minute."""
         now = self._now()
-        if now - self._said_at.get(kind, -inf) < EVERY_S:
-            self._unsaid[kind] = self._unsaid.get(kind, 0) + 1
+        said_at, n_unsaid = self._seen.get(kind, (-inf, 0))
+        if now - said_at < EVERY_S:
+            self._seen[kind] = (said_at, n_unsaid + 1)
             return
-        n_unsaid = self._unsaid.pop(kind, 0)
         self._log.warning("%s%s", text, f" ({n_unsaid} more like it before)" if n_unsaid else "")
-        self._said_at = {one: at for one, at in self._said_at.items() if now - at < FORGOTTEN_S} | {kind: now}
-        self._unsaid = {one: n for one, n in self._unsaid.items() if one in self._said_at}
+        self._seen = {one: seen for one, seen in self._seen.items() if now - seen[0] < FORGOTTEN_S} | {kind: (now, 0)}
