@@ -172,8 +172,8 @@ class Ledger:
 
     def in_the_way(self, pool_id: int) -> list[int]:
         """The children for whose sake a pool is not released: none that could not be made, unless requests wait for it."""
-        below = self.tree.subtree(pool_id)[1:]
-        return [pool.pool_id for pool in below if pool.parent == pool_id and (not pool.unmade or self.books.of_pool(pool.pool_id))]
+        children = filter(None, map(self.tree.get, self.tree.children(pool_id)))
+        return [pool.pool_id for pool in children if not pool.unmade or self.books.of_pool(pool.pool_id)]
 
     def mark_releasing(self, pool: Pool) -> None:
         """Nothing new attaches from now on; what becomes of it is decided by commit or revert."""
