@@ -38,11 +38,11 @@ def build_app(context: ApiContext) -> FastAPI:
     async def keyed(request: Request) -> None:
         require_key(context, request)
 
-    async def guarded(request: Request) -> None:
-        require_key(context, request)
+    async def pooled(request: Request) -> None:
         context.runtime.hub.require_pools()
         check_query(request, OPERATIONS[request.method, request.scope["route"].path_format].query)
 
+    guard = [Depends(keyed), Depends(pooled)]
     app.include_router(health_route(context))
     app.include_router(document_route(), dependencies=[Depends(keyed)])
     if context.metrics is not None:
@@ -59,5 +59,5 @@ def build_app(context: ApiContext) -> FastAPI:
         stream_routes,
         gpu_routes,
     ):
-        app.include_router(routes(context), dependencies=[Depends(guarded)])
+        app.include_router(routes(context), dependencies=guard)
     return app
